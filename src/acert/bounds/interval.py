@@ -1,0 +1,393 @@
+"""The interval: a box of tensors that an unmodified model takes in place of its input.
+
+`Interval` answers to every PyTorch operation through `__torch_function__`, by looking the
+operation up in the rule table. So nothing is traced or rewritten: control flow, nested and
+reused modules work as they are, and nothing is stored on layers.
+
+A box is held as ends (lower, upper) or as a ball (center, radius), whichever the last rule
+produced; the other form is computed when a rule asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from torch.overrides import resolve_name
+
+from acert.bounds.rounding import OWN_UNIT, Rounding
+from acert.bounds.table import RULES, Entry, Function
+from acert.errors import InvalidInput, UnsupportedOperation
+
+__all__ = ["Affine", "BatchStatistics", "BoundPass", "Interval"]
+
+
+class BatchStatistics(NamedTuple):
+    """Mean and biased variance of one batch norm call, as its clean pass saw them."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+class BoundPass:
+    """What all intervals of one pass share: the rounding and the batch statistics to replay."""
+
+    def __init__(
+        self,
+        rounding: Rounding | None = None,
+        statistics: tuple[BatchStatistics, ...] | None = None,
+    ) -> None:
+        self.rounding = rounding
+        self.statistics = statistics
+        self.used_statistics = 0
+
+    def next_statistics(self) -> BatchStatistics | None:
+        """The statistics of the next batch norm call, in call order; None if there are none."""
+        if self.statistics is None or self.used_statistics == len(self.statistics):
+            return None
+        self.used_statistics += 1
+        return self.statistics[self.used_statistics - 1]
+
+
+class Affine(NamedTuple):
+    """How an interval came out of a linear layer: what elision needs to fuse it with margins."""
+
+    input: Interval
+    weight: Tensor
+    bias: Tensor | None
+    underflow: Tensor | None
+
+
+class Interval:
+    """All x with lower <= x <= upper, element by element. Frozen: rules return new ones.
+
+    >>> box = Interval(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 4.0]))
+    >>> box.center, box.radius
+    (tensor([0.5000, 3.0000]), tensor([0.5000, 1.0000]))
+    """
+
+    __slots__ = (
+        "_affine",
+        "_center",
+        "_lower",
+        "_memory",
+        "_operation",
+        "_pass",
+        "_radius",
+        "_upper",
+        "_version",
+    )
+    _lower: Tensor | None
+    _upper: Tensor | None
+    _center: Tensor | None
+    _radius: Tensor | None
+    _affine: Affine | None
+    _operation: Function | None
+    _pass: BoundPass
+    _memory: list[int]
+    _version: int
+
+    def __init__(self, lower: Tensor, upper: Tensor) -> None:
+        if lower.shape != upper.shape or lower.dtype != upper.dtype:
+            raise InvalidInput(
+                "`lower` and `upper` must have one shape and dtype; got "
+                f"{tuple(lower.shape)} {lower.dtype} and {tuple(upper.shape)} {upper.dtype}"
+            )
+        self._fill(lower=lower, upper=upper)
+
+    @classmethod
+    def ball(cls, center: Tensor, radius: Tensor) -> Interval:
+        """The box around `center` that reaches `radius` >= 0 to either side."""
+        interval = cls.__new__(cls)
+        interval._fill(center=center, radius=radius)
+        return interval
+
+    def _fill(self, **fields: Any) -> None:
+        for name in ("lower", "upper", "center", "radius"):
+            object.__setattr__(self, "_" + name, fields.get(name))
+        object.__setattr__(self, "_pass", fields.get("bound_pass") or BoundPass())
+        object.__setattr__(self, "_affine", fields.get("affine"))
+        object.__setattr__(self, "_operation", None)
+        object.__setattr__(self, "_memory", [0])
+        object.__setattr__(self, "_version", 0)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"an Interval is frozen; `{name}` cannot be set")
+
+    def within(self, bound_pass: BoundPass) -> Interval:
+        """This box as part of a pass: same numbers, that pass's rounding and statistics."""
+        object.__setattr__(self, "_pass", bound_pass)
+        return self
+
+    # -- the two forms ------------------------------------------------------------------
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """(lower, upper), rounded outward if the pass is rounding-safe."""
+        if self._lower is None or self._upper is None:
+            assert self._center is not None and self._radius is not None
+            lower, upper = self._center - self._radius, self._center + self._radius
+            if self.rounding is not None:
+                slack = 4 * OWN_UNIT * (self._center.abs() + self._radius)
+                lower, upper = lower - slack, upper + slack
+            object.__setattr__(self, "_lower", lower)
+            object.__setattr__(self, "_upper", upper)
+        assert self._lower is not None and self._upper is not None
+        return self._lower, self._upper
+
+    def as_ball(self) -> tuple[Tensor, Tensor]:
+        """(center, radius), rounded outward if the pass is rounding-safe."""
+        if self._center is None or self._radius is None:
+            assert self._lower is not None and self._upper is not None
+            center = (self._lower + self._upper) / 2
+            if self.rounding is None:
+                radius = (self._upper - self._lower) / 2
+            else:
+                reach = torch.maximum(self._upper - center, center - self._lower)
+                radius = reach * (1 + 4 * OWN_UNIT) + torch.finfo(reach.dtype).tiny
+            object.__setattr__(self, "_center", center)
+            object.__setattr__(self, "_radius", radius)
+        assert self._center is not None and self._radius is not None
+        return self._center, self._radius
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Interval:
+        """The box with its elements rearranged by `function`, which must not compute."""
+        if self._center is not None and self._radius is not None:
+            return Interval.ball(function(self._center), function(self._radius))
+        lower, upper = self.ends()
+        return Interval(function(lower), function(upper))
+
+    @property
+    def lower(self) -> Tensor:
+        """Lower ends."""
+        return self.ends()[0]
+
+    @property
+    def upper(self) -> Tensor:
+        """Upper ends."""
+        return self.ends()[1]
+
+    @property
+    def center(self) -> Tensor:
+        """Midpoints."""
+        return self.as_ball()[0]
+
+    @property
+    def radius(self) -> Tensor:
+        """Half widths."""
+        return self.as_ball()[1]
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """The rounding this box is safe against; None for plain arithmetic."""
+        return self._pass.rounding
+
+    @property
+    def magnitude(self) -> Tensor:
+        """Largest |x| of each element."""
+        if self._center is not None and self._radius is not None:
+            return self._center.abs() + self._radius
+        lower, upper = self.ends()
+        return torch.maximum(-lower, upper)
+
+    @property
+    def bound_pass(self) -> BoundPass:
+        """What the intervals of this pass share."""
+        return self._pass
+
+    @property
+    def affine(self) -> Affine | None:
+        """The linear layer this box came out of, if that was the last operation."""
+        return self._affine
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation this box came out of."""
+        return "its input" if self._operation is None else operation_name(self._operation)
+
+    # -- what models ask of a tensor ----------------------------------------------------
+
+    @property
+    def _any(self) -> Tensor:
+        tensor = self._center if self._center is not None else self._lower
+        assert tensor is not None
+        return tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of either end."""
+        return self._any.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of either end."""
+        return self._any.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of either end."""
+        return self._any.device
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self._any.ndim
+
+    def dim(self) -> int:
+        """Number of axes."""
+        return self._any.ndim
+
+    def size(self, dim: int | None = None) -> Any:
+        """Shape, or the length of one axis."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        """Number of elements."""
+        return self._any.numel()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"Interval(lower={self.lower}, upper={self.upper})"
+
+    # -- every operation goes through the table -----------------------------------------
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Function,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs) if kwargs else {}
+        entry = RULES.get(func)
+        if entry is None or kwargs.pop("out", None) is not None:
+            refuse(func)
+        inputs = list(intervals_in(args))
+        inputs.extend(intervals_in(tuple(kwargs.values())))
+        for interval in inputs:
+            if interval._version != interval._memory[0]:
+                refuse(func, "one of its inputs was overwritten in place through another view")
+        first = args[0] if args else kwargs.get("input")
+        if not entry.mixed and not (len(inputs) == 1 and inputs[0] is first):
+            refuse(func, "only its first argument may depend on the model's input")
+        overwrite = kwargs.pop("inplace", False) or entry.inplace
+        result = entry.rule(*args, **kwargs)
+        outputs = result if isinstance(result, tuple) else (result,)
+        for output in outputs:
+            if not isinstance(output, Interval):
+                refuse(func, f"its rule returned {type(output).__name__}, not an Interval")
+            output._finish(func, entry, inputs)
+        if overwrite and result is not first:
+            if not isinstance(first, Interval) or first.shape != result.shape:
+                refuse(func, "it overwrites a tensor that cannot hold the result")
+            return first._overwrite(result)
+        return result
+
+    def _finish(self, func: Function, entry: Entry, inputs: list[Interval]) -> None:
+        """Files a rule's result into the pass, widened by the rounding the table states."""
+        if any(self is interval for interval in inputs):
+            return  # the identity
+        self.within(inputs[0]._pass)
+        object.__setattr__(self, "_operation", func)
+        if entry.view:
+            object.__setattr__(self, "_memory", inputs[0]._memory)
+            object.__setattr__(self, "_version", inputs[0]._version)
+        if entry.ulps and self.rounding is not None:
+            radius = self.radius
+            magnitude = self.magnitude
+            for interval in inputs:
+                met = interval.magnitude
+                if met.shape != magnitude.shape:  # not element-wise: the sample's largest
+                    met = met.flatten(1).amax(1).reshape(-1, *[1] * (magnitude.ndim - 1))
+                magnitude = torch.maximum(magnitude, met)
+            object.__setattr__(
+                self, "_radius", self.rounding.widen(radius, magnitude, ulps=entry.ulps)
+            )
+            object.__setattr__(self, "_lower", None)
+            object.__setattr__(self, "_upper", None)
+
+    def _overwrite(self, result: Interval) -> Interval:
+        """Takes over `result` in place; other views of this memory become unusable."""
+        for name in ("_lower", "_upper", "_center", "_radius", "_affine", "_operation"):
+            object.__setattr__(self, name, getattr(result, name))
+        self._memory[0] += 1
+        object.__setattr__(self, "_version", self._memory[0])
+        return self
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(torch.Tensor, name, None)
+        if name.startswith("_") or not callable(function):
+            raise AttributeError(f"an Interval has no `{name}`")
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return Interval.__torch_function__(function, (), (self, *args), kwargs)
+
+        return method
+
+    def __bool__(self) -> NoReturn:
+        refuse("a data-dependent `if`, `while` or `bool()`")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def _operator(name: str, function: Any, *, swapped: bool = False) -> None:
+    def method(self: Interval, *others: Any) -> Any:
+        args = (*others, self) if swapped else (self, *others)
+        return Interval.__torch_function__(function, (), args)
+
+    method.__name__ = name
+    setattr(Interval, name, method)
+
+
+for _name in ("add", "sub", "mul", "truediv", "matmul", "pow", "floordiv", "mod"):
+    _function = getattr(
+        torch.Tensor, {"truediv": "div", "mod": "remainder"}.get(_name, _name), None
+    )
+    _function = _function or getattr(torch.Tensor, f"__{_name}__")
+    _operator(f"__{_name}__", _function)
+    _operator(f"__r{_name}__", _function, swapped=True)
+for _name, _function in {
+    "iadd": torch.Tensor.add_,
+    "isub": torch.Tensor.sub_,
+    "imul": torch.Tensor.mul_,
+    "itruediv": torch.Tensor.div_,
+    "neg": torch.Tensor.neg,
+    "abs": torch.Tensor.abs,
+    "getitem": torch.Tensor.__getitem__,
+    "setitem": torch.Tensor.__setitem__,
+    "lt": torch.Tensor.lt,
+    "le": torch.Tensor.le,
+    "gt": torch.Tensor.gt,
+    "ge": torch.Tensor.ge,
+    "eq": torch.Tensor.eq,
+    "ne": torch.Tensor.ne,
+    "float": torch.Tensor.item,
+    "int": torch.Tensor.item,
+}.items():
+    _operator(f"__{_name}__", _function)
+
+
+def intervals_in(values: tuple[Any, ...]) -> Iterator[Interval]:
+    """The intervals among `values` and inside the lists and tuples there."""
+    for value in values:
+        if isinstance(value, Interval):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from intervals_in(tuple(value))
+
+
+def operation_name(function: Function) -> str:
+    """How PyTorch spells `function`."""
+    name = resolve_name(function) or getattr(function, "__qualname__", function)
+    return str(name)
+
+
+def refuse(function: Function | str, reason: str = "it has no bound rule") -> NoReturn:
+    """Raises `UnsupportedOperation`; the pass adds the module path on the way out."""
+    name = function if isinstance(function, str) else operation_name(function)
+    raise UnsupportedOperation(f"{name}: {reason}")

@@ -1,0 +1,149 @@
+"""The certified margin (Eqs. 3, 4) and the worst-case logits (Eq. 6), elided or plain."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from acert.bounds.checks import (
+    Domain,
+    check_images,
+    check_labels,
+    check_logits,
+    check_model,
+    check_radius,
+    domain_ends,
+    warn_if_probabilities,
+)
+from acert.bounds.interval import Affine, BoundPass, Interval
+from acert.bounds.propagation import Statistics, propagate
+from acert.bounds.rounding import OWN_UNIT, Rounding, own_gamma
+from acert.errors import UnsupportedOperation
+
+__all__ = ["box", "certified_margin", "margin", "upper_differences", "worst_case_logits"]
+
+
+def certified_margin(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    radius: float | Tensor,
+    *,
+    elide: bool = True,
+    domain: Domain = (0.0, 1.0),
+    statistics: Statistics | None = None,
+) -> Tensor:
+    """Upper bound of max_{i != y} z_i - z_y over the box, one a sample (Eq. 3).
+
+    Negative means certified at that `radius` (Eq. 4), up to rounding. `elide=True` fuses the
+    last linear layer with the difference, which is never looser. The box is
+    [x - radius, x + radius] inside `domain`; `domain=None` leaves it unclamped.
+    """
+    logits = worst_case_logits(
+        model, images, labels, radius, elide=elide, domain=domain, statistics=statistics
+    )
+    return margin(logits, labels)
+
+
+def worst_case_logits(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    radius: float | Tensor,
+    *,
+    elide: bool = True,
+    domain: Domain = (0.0, 1.0),
+    statistics: Statistics | None = None,
+) -> Tensor:
+    """Logits whose cross entropy is the robust loss (Eqs. 5, 6), shape (batch, classes).
+
+    Plain: upper bounds, and the lower bound at the label. Elided: upper bounds of z_i - z_y,
+    which is 0 at the label; the same up to a shift if nothing were gained by eliding.
+    """
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        check_model(model, images)
+        check_images(images, domain)
+        check_labels(labels, images)
+    if not isinstance(radius, Tensor):
+        radius = torch.full(images.shape[:1], radius, dtype=images.dtype, device=images.device)
+    if not compiling:
+        check_radius(radius, images)
+    output = propagate(model, box(images, radius, domain).within(BoundPass(statistics=statistics)))
+    if not compiling:
+        check_logits(output, labels, len(images))
+        warn_if_probabilities(output.center.detach())
+    return upper_differences(output, labels) if elide else plain_worst_case(output, labels)
+
+
+def box(
+    images: Tensor, radius: Tensor, domain: Domain, *, rounding: Rounding | None = None
+) -> Interval:
+    """[x - radius, x + radius] inside the domain, rounded outward for a rounding-safe pass."""
+    radius = radius.reshape(-1, *[1] * (images.ndim - 1))
+    lower, upper = images - radius, images + radius
+    if rounding is not None:
+        lower = torch.nextafter(lower, torch.full_like(lower, -math.inf))
+        upper = torch.nextafter(upper, torch.full_like(upper, math.inf))
+    if domain is not None:
+        low, high = domain_ends(domain, images)
+        lower, upper = torch.maximum(lower, low), torch.minimum(upper, high)
+    return Interval(lower, upper).within(BoundPass(rounding))
+
+
+def margin(worst_case: Tensor, labels: Tensor) -> Tensor:
+    """max_{i != y} of the worst-case logits less that at the label, shape (batch,)."""
+    own = F.one_hot(labels.long(), worst_case.shape[1]).bool()
+    others = worst_case.masked_fill(own, -math.inf).amax(1)
+    return others - worst_case.gather(1, labels.long().unsqueeze(1)).squeeze(1)
+
+
+def plain_worst_case(output: Interval, labels: Tensor) -> Tensor:
+    """Upper bounds everywhere, the lower bound at the label (Eq. 6)."""
+    lower, upper = output.ends()
+    own = F.one_hot(labels.long(), upper.shape[1]).bool()
+    return torch.where(own, lower, upper)
+
+
+def upper_differences(output: Interval, labels: Tensor) -> Tensor:
+    """Upper bounds of z_i - z_y through the last linear layer, 0 at the label."""
+    if output.affine is None:
+        raise UnsupportedOperation(
+            "`elide=True` needs a model whose last operation is a linear layer; the last one "
+            f"was {output.operation}. Pass `elide=False` for the plain margin (Eq. 3)"
+        )
+    labels = labels.long()
+    inner, weight, _, _ = output.affine
+    center, radius = inner.as_ball()
+    weight = weight.to(center.dtype)
+    spread = (weight - weight[labels].unsqueeze(1)).abs()  # |W_i - W_y|, (batch, classes, inputs)
+    reach = (spread @ radius.unsqueeze(2)).squeeze(2)
+    logits = output.center
+    difference = logits - logits.gather(1, labels.unsqueeze(1))
+    if output.rounding is not None:
+        reach = _safe_reach(output, output.affine, reach, labels)
+    # Exactly 0 at the label, whatever rounding adds there.
+    own = F.one_hot(labels, logits.shape[1]).bool()
+    return (difference + reach).masked_fill(own, 0.0)
+
+
+def _safe_reach(output: Interval, layer: Affine, reach: Tensor, labels: Tensor) -> Tensor:
+    """The radius of z_i - z_y with the rounding errors of both logits added.
+
+    The network forms z_i and z_y, never their difference, so it errs by
+    g (|W_i| + |W_y|) |x| + g (|b_i| + |b_y|), and so do our centers.
+    """
+    rounding = output.rounding
+    assert rounding is not None and layer.underflow is not None
+    summands = layer.weight.shape[1]
+    center, radius = layer.input.as_ball()
+    weight = layer.weight.to(center.dtype).abs()
+    bias = None if layer.bias is None else layer.bias.to(center.dtype).abs()
+    error = rounding.gamma(summands) * F.linear(center.abs() + radius, weight, bias)
+    error = (error + layer.underflow) + 4 * OWN_UNIT * output.center.abs()
+    error = torch.where(output.radius.isfinite(), error, math.inf)
+    both = error + error.gather(1, labels.unsqueeze(1))
+    return (reach + both) * (1 + 4 * own_gamma(summands))

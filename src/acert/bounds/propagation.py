@@ -1,0 +1,151 @@
+"""Passing a box through a model, and the clean pass that sets its batch statistics."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+import acert.bounds.rules  # noqa: F401  fills the rule table
+from acert.bounds.interval import BatchStatistics, BoundPass, Interval
+from acert.errors import InvalidInput, UnsupportedOperation
+
+__all__ = ["Statistics", "clean_pass", "interval_bounds", "propagate"]
+
+Statistics = tuple[BatchStatistics, ...]
+
+_ADD_A_RULE = (
+    "acert.register_rule(function, rule, ulps=...) adds a rule: see docs/adding-a-layer.md"
+)
+
+
+def interval_bounds(
+    model: nn.Module, lower: Tensor, upper: Tensor, *, statistics: Statistics | None = None
+) -> Interval:
+    """Bounds of the model's output for every input in the box (Eqs. 16-19).
+
+    `lower` and `upper` have the shape of the model's input; their dtype is the one computed
+    in. A model whose batch norm is in training needs the `statistics` of `clean_pass`. The
+    model is left as it was. Rounding is not covered: `certified_radius` does that.
+
+    >>> layer = nn.Linear(3, 1)
+    >>> _ = nn.init.ones_(layer.weight), nn.init.constant_(layer.bias, 2.0)
+    >>> x = torch.tensor([[1.0, 2.0, 3.0]])
+    >>> bounds = interval_bounds(layer, x - 1, x + 1)
+    >>> bounds.lower.item(), bounds.upper.item()
+    (5.0, 11.0)
+    """
+    if not torch.compiler.is_compiling():
+        _check_box(model, lower, upper)
+    return propagate(model, Interval(lower, upper).within(BoundPass(statistics=statistics)))
+
+
+def propagate(model: nn.Module, box: Interval) -> Interval:
+    """The model's output for the box; checks nothing, so that a compiled step can call it."""
+    # Models count batches and the like in buffers: a bound pass writes to copies.
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    if torch.compiler.is_compiling():  # no traceback to read there
+        return _call(model, buffers, box)
+    try:
+        output = _call(model, buffers, box)
+    except (UnsupportedOperation, TypeError, AttributeError) as error:
+        if not isinstance(error, UnsupportedOperation) and "Interval" not in str(error):
+            raise
+        where = _module_path(model, error.__traceback__)
+        raise UnsupportedOperation(f"{error} (in {where}). {_ADD_A_RULE}") from error
+    if not isinstance(output, Interval):
+        raise UnsupportedOperation(
+            f"the model returned {type(output).__name__} for an interval: its output must be one "
+            "tensor that depends on its input through supported operations"
+        )
+    bound_pass = box.bound_pass
+    if bound_pass.used_statistics != len(bound_pass.statistics or ()):
+        raise InvalidInput(
+            f"`statistics` must come from a clean pass of the same model in the same mode; got "
+            f"{len(bound_pass.statistics or ())} entries, used {bound_pass.used_statistics}"
+        )
+    return output
+
+
+def clean_pass(model: nn.Module, images: Tensor) -> tuple[Tensor, Statistics]:
+    """The model's logits, and the statistics of each batch norm call that used the batch's own.
+
+    The only call that moves running statistics, by PyTorch's own rule; bound passes of the
+    same step take the statistics, with gradient through them.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    >>> logits, statistics = clean_pass(model, torch.rand(8, 2))
+    >>> len(statistics)
+    1
+    """
+    recorder = _Recorder()
+    with recorder:
+        logits = model(images)
+    return logits, tuple(recorder.statistics)
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes the batch statistics of every `F.batch_norm` that normalises by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statistics: list[BatchStatistics] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.batch_norm and _training(*args, **kwargs):
+            input = args[0] if args else kwargs["input"]
+            dims = [dim for dim in range(input.ndim) if dim != 1]
+            variance, mean = torch.var_mean(input, dims, correction=0)
+            self.statistics.append(BatchStatistics(mean, variance))
+        return func(*args, **kwargs)
+
+
+def _training(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    *_: Any,
+    **__: Any,
+) -> bool:
+    return training
+
+
+def _call(model: nn.Module, buffers: dict[str, Tensor], box: Interval) -> Interval:
+    return functional_call(model, buffers, (box,)) if buffers else model(box)  # type: ignore[no-any-return]
+
+
+def _module_path(model: nn.Module, traceback: TracebackType | None) -> str:
+    """Path and type of the innermost module on the way to the error."""
+    names = {id(module): name for name, module in model.named_modules()}
+    where = f"the model, {type(model).__name__}"
+    while traceback is not None:
+        module = traceback.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and names.get(id(module)):
+            where = f"module `{names[id(module)]}`, {type(module).__name__}"
+        traceback = traceback.tb_next
+    return where
+
+
+def _check_box(model: nn.Module, lower: Tensor, upper: Tensor) -> None:
+    from acert.bounds.checks import check_finite_float, check_model
+
+    check_model(model, lower)
+    check_finite_float("lower", lower)
+    check_finite_float("upper", upper)
+    if lower.device != upper.device:
+        raise InvalidInput(
+            f"`lower` and `upper` must be on one device; got {lower.device} and {upper.device}"
+        )
+    if lower.shape == upper.shape and not bool((lower <= upper).all()):
+        raise InvalidInput("`lower` must nowhere exceed `upper`; got a box that is empty")

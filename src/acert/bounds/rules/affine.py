@@ -1,0 +1,231 @@
+"""Affine operations (Eqs. 16-17): the center goes through W, the radius through |W|.
+
+Rounding-safe form: before the operation the radius grows by g(|c| + r), which pays for the
+center's rounding and for the network's own; after it g|b| is added and the radius is raised
+by its own rounding. No further convolution is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from acert.bounds.interval import Affine, Interval, refuse
+from acert.bounds.rounding import largest_magnitude, own_gamma
+from acert.bounds.table import rule
+
+Map = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def affine(
+    input: Interval,
+    operation: Map,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    summands: int,
+    summed_dims: tuple[int, ...],
+) -> tuple[Interval, Tensor | None]:
+    """Bounds of `operation(x, weight, bias)`, and the absolute error paid for underflow.
+
+    `operation` is linear in x, and each of its results adds `summands` products of elements
+    that lie in one slice along `summed_dims`.
+    """
+    center, radius = input.as_ball()
+    weight = weight.to(center.dtype)
+    bias = None if bias is None else bias.to(center.dtype)
+    rounding = input.rounding
+    if rounding is None:
+        return Interval.ball(
+            operation(center, weight, bias), operation(radius, weight.abs(), None)
+        ), None
+    gamma = rounding.gamma(summands)
+    reach = largest_magnitude(center, radius, summed_dims)
+    largest_weight = weight.abs().amax()
+    largest_bias = bias.abs().amax() if bias is not None else weight.new_zeros(())
+    error = None if bias is None else gamma * bias.abs()
+    radius = radius + gamma * (center.abs() + radius)
+    radius = operation(radius, weight.abs(), error) * (1 + 2 * own_gamma(summands))
+    underflow = rounding.underflow(summands, largest_weight, reach)
+    overflow = summands * largest_weight * reach + largest_bias > rounding.largest
+    radius = torch.where(overflow, math.inf, radius + underflow)
+    return Interval.ball(operation(center, weight, bias), radius), underflow
+
+
+@rule(F.linear, ulps=None)
+def linear(input: Interval, weight: Tensor, bias: Tensor | None = None) -> Interval:
+    output, underflow = affine(
+        input, F.linear, weight, bias, summands=weight.shape[-1], summed_dims=(-1,)
+    )
+    record = Affine(input, weight, bias, underflow)
+    object.__setattr__(output, "_affine", record)
+    return output
+
+
+@rule(torch.matmul, torch.Tensor.matmul, ulps=None)
+def matmul(input: Interval, other: Tensor) -> Interval:
+    if other.ndim != 2:
+        refuse(torch.matmul, f"the constant on its right must be a matrix; got {other.ndim} axes")
+    return linear(input, other.mT)
+
+
+def _convolution(function: Callable[..., Tensor], spatial: int, *, transposed: bool) -> Any:
+    def convolution(
+        input: Interval, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Interval:
+        # `groups` comes fourth after the bias: (stride, padding, dilation | output_padding, ...)
+        groups = args[3] if len(args) > 3 else kwargs.get("groups", 1)
+        channels = weight.shape[0] // groups if transposed else weight.shape[1]
+        batched = input.ndim == spatial + 2
+        output, _ = affine(
+            input,
+            lambda x, w, b: function(x, w, b, *args, **kwargs),
+            weight,
+            bias,
+            summands=channels * math.prod(weight.shape[2:]),
+            summed_dims=tuple(range(1 if batched else 0, input.ndim)),
+        )
+        return output
+
+    return convolution
+
+
+for _spatial, _forward, _transposed in (
+    (1, torch.conv1d, torch.conv_transpose1d),
+    (2, torch.conv2d, torch.conv_transpose2d),
+    (3, torch.conv3d, torch.conv_transpose3d),
+):
+    rule(_forward, ulps=None)(_convolution(_forward, _spatial, transposed=False))
+    rule(_transposed, ulps=None)(_convolution(_transposed, _spatial, transposed=True))
+
+
+def averaged(input: Interval, operation: Callable[[Tensor], Tensor], *, summands: int) -> Interval:
+    """Bounds of a sum or mean of `summands` elements: the radius goes the way of the center."""
+    center, radius = input.as_ball()
+    if input.rounding is not None:
+        rounding = input.rounding
+        magnitude = center.abs() + radius
+        # Partial sums of a mean overflow before the division saves them.
+        magnitude = torch.where(summands * magnitude <= rounding.largest, magnitude, math.inf)
+        radius = radius + rounding.gamma(summands) * magnitude
+        radius = radius + rounding.underflow(summands, 1.0, 1.0)
+    output = operation(radius).abs()
+    if input.rounding is not None:
+        output = output * (1 + 2 * own_gamma(summands)) + input.rounding.underflow(1, 1.0, 1.0)
+    return Interval.ball(operation(center), output)
+
+
+def _average_pool(function: Callable[..., Tensor], spatial: int) -> Any:
+    def average_pool(input: Interval, kernel_size: Any, *args: Any, **kwargs: Any) -> Interval:
+        window = _sizes(kernel_size, spatial)
+        return averaged(
+            input,
+            lambda x: function(x, kernel_size, *args, **kwargs),
+            summands=math.prod(window),
+        )
+
+    return average_pool
+
+
+def _adaptive_average_pool(function: Callable[..., Tensor], spatial: int) -> Any:
+    def adaptive_average_pool(input: Interval, output_size: Any) -> Interval:
+        sizes = input.shape[-spatial:]
+        wanted = _sizes(output_size, spatial)
+        window = [
+            size if out is None else math.ceil(size / out) + 1
+            for size, out in zip(sizes, wanted, strict=True)
+        ]
+        return averaged(input, lambda x: function(x, output_size), summands=math.prod(window))
+
+    return adaptive_average_pool
+
+
+def _sizes(size: Any, spatial: int) -> tuple[Any, ...]:
+    if not isinstance(size, (tuple, list)):
+        return (size,) * spatial
+    return tuple(size) if len(size) == spatial else (size[0],) * spatial
+
+
+rule(F.avg_pool1d, ulps=None)(_average_pool(F.avg_pool1d, 1))
+rule(F.avg_pool2d, ulps=None)(_average_pool(F.avg_pool2d, 2))
+rule(F.avg_pool3d, ulps=None)(_average_pool(F.avg_pool3d, 3))
+rule(F.adaptive_avg_pool1d, ulps=None)(_adaptive_average_pool(F.adaptive_avg_pool1d, 1))
+rule(F.adaptive_avg_pool2d, ulps=None)(_adaptive_average_pool(F.adaptive_avg_pool2d, 2))
+rule(F.adaptive_avg_pool3d, ulps=None)(_adaptive_average_pool(F.adaptive_avg_pool3d, 3))
+
+
+def _reduction(function: Callable[..., Tensor]) -> Any:
+    def reduction(
+        input: Interval,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        axis: Any = None,
+        keepdims: bool = False,
+    ) -> Interval:
+        if dtype not in (None, input.dtype):
+            refuse(function, f"`dtype` must be that of its input; got {dtype}")
+        dims = axis if dim is None else dim
+        axes = range(input.ndim) if dims is None else dims if isinstance(dims, Sequence) else [dims]
+        return averaged(
+            input,
+            lambda x: function(x, dim=tuple(axes), keepdim=keepdim or keepdims),
+            summands=math.prod(input.shape[axis] for axis in axes),
+        )
+
+    return reduction
+
+
+rule(torch.sum, torch.Tensor.sum, ulps=None)(_reduction(torch.sum))
+rule(torch.mean, torch.Tensor.mean, ulps=None)(_reduction(torch.mean))
+
+
+@rule(F.batch_norm, torch.batch_norm, ulps=None)
+def batch_norm(
+    input: Interval,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = False,
+) -> Interval:
+    if training:
+        statistics = input.bound_pass.next_statistics()
+        if statistics is None:
+            refuse(
+                F.batch_norm,
+                "it normalises by batch statistics and none were given; switch the model to "
+                "evaluation (`model.eval()`), or pass the `statistics` of `acert.clean_pass`",
+            )
+        mean, variance = statistics
+    else:
+        assert running_mean is not None and running_var is not None
+        mean, variance = running_mean, running_var
+    center, radius = input.as_ball()
+    mean, variance = mean.to(center.dtype), variance.to(center.dtype)
+    scale = (variance + eps).rsqrt()
+    scale = scale if weight is None else scale * weight.to(center.dtype)
+    shift = torch.zeros_like(mean) if bias is None else bias.to(center.dtype)
+    mean, scale, shift = (
+        value.reshape(-1, *[1] * (input.ndim - 2)) for value in (mean, scale, shift)
+    )
+    output = (center - mean) * scale + shift
+    reach = center.abs() + radius + mean.abs()
+    radius = radius * scale.abs()
+    if input.rounding is not None:
+        rounding = input.rounding
+        # Parts that cancel in the result do not cancel in the error.
+        magnitude = reach * scale.abs() + shift.abs()
+        radius = rounding.widen(radius, magnitude, ulps=16)
+        radius = radius + rounding.underflow(8, scale.abs(), reach)
+        radius = torch.where(reach <= rounding.largest, radius, math.inf)
+    return Interval.ball(output, radius)

@@ -1,0 +1,126 @@
+"""Sums, differences, products and quotients with numbers, tensors and other intervals.
+
+A rounding error is measured at what was added, not at what is left after cancelling.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from acert.bounds.interval import Interval, refuse
+from acert.bounds.table import rule
+
+Operand = Interval | Tensor | float
+
+
+def _ball(operand: Operand, like: Interval) -> tuple[Tensor, Tensor | None]:
+    """(center, radius) of an operand; a constant has no radius."""
+    if isinstance(operand, Interval):
+        return operand.as_ball()
+    return torch.as_tensor(operand, dtype=like.dtype, device=like.device), None
+
+
+def _interval(input: Operand, other: Operand) -> Interval:
+    interval = input if isinstance(input, Interval) else other
+    assert isinstance(interval, Interval)
+    return interval
+
+
+@rule(
+    torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__,
+    inplace=(torch.Tensor.add_, torch.Tensor.__iadd__), ulps=None, mixed=True,
+)  # fmt: skip
+def add(input: Operand, other: Operand, *, alpha: float = 1) -> Interval:
+    like = _interval(input, other)
+    if alpha != 1:
+        other = mul(other, alpha) if isinstance(other, Interval) else other * alpha
+        if isinstance(other, Interval):
+            other.within(like.bound_pass)
+    (center, radius), (shift, other_radius) = _ball(input, like), _ball(other, like)
+    output = center + shift
+    radii = [r for r in (radius, other_radius) if r is not None]
+    total = (radii[0] + radii[1] if len(radii) == 2 else radii[0]).expand_as(output)
+    if like.rounding is not None:
+        total = like.rounding.widen(total, center.abs() + shift.abs() + total, ulps=2)
+    return Interval.ball(output, total)
+
+
+@rule(
+    torch.sub, torch.Tensor.sub, torch.subtract, torch.Tensor.subtract, torch.Tensor.__sub__,
+    inplace=(torch.Tensor.sub_, torch.Tensor.__isub__), ulps=None, mixed=True,
+)  # fmt: skip
+def sub(input: Operand, other: Operand, *, alpha: float = 1) -> Interval:
+    return add(input, other, alpha=-alpha)
+
+
+@rule(torch.rsub, torch.Tensor.__rsub__, ulps=None, mixed=True)
+def rsub(input: Operand, other: Operand, *, alpha: float = 1) -> Interval:
+    return sub(other, input, alpha=alpha)
+
+
+@rule(torch.neg, torch.negative, torch.Tensor.neg, torch.Tensor.negative,
+      inplace=(torch.neg_, torch.Tensor.neg_), ulps=0)  # fmt: skip
+def neg(input: Interval) -> Interval:
+    lower, upper = input.ends()
+    return Interval(-upper, -lower)
+
+
+@rule(
+    torch.mul, torch.multiply, torch.Tensor.mul, torch.Tensor.multiply, torch.Tensor.__mul__,
+    torch.Tensor.__rmul__, inplace=(torch.Tensor.mul_, torch.Tensor.__imul__),
+    ulps=None, mixed=True,
+)  # fmt: skip
+def mul(input: Operand, other: Operand) -> Interval:
+    if not isinstance(input, Interval):
+        input, other = other, input
+    assert isinstance(input, Interval)
+    if isinstance(other, Interval):
+        return _product(input, other)
+    center, radius = input.as_ball()
+    factor, _ = _ball(other, input)
+    return _scaled(input, center * factor, radius * factor.abs(), factor.abs())
+
+
+@rule(
+    torch.div, torch.divide, torch.true_divide, torch.Tensor.div, torch.Tensor.divide,
+    torch.Tensor.true_divide, torch.Tensor.__truediv__,
+    inplace=(torch.Tensor.div_, torch.Tensor.__itruediv__), ulps=None, mixed=True,
+)  # fmt: skip
+def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> Interval:
+    if isinstance(other, Interval) or not isinstance(input, Interval):
+        refuse(torch.div, "only division by a constant has a rule")
+    if rounding_mode is not None:
+        refuse(torch.div, f"`rounding_mode` must be None; got {rounding_mode!r}")
+    center, radius = input.as_ball()
+    divisor, _ = _ball(other, input)
+    return _scaled(input, center / divisor, radius / divisor.abs(), 1 / divisor.abs())
+
+
+def _scaled(input: Interval, center: Tensor, radius: Tensor, factor: Tensor) -> Interval:
+    """The ball with the rounding of one product added."""
+    rounding = input.rounding
+    if rounding is not None:
+        radius = rounding.widen(radius, center.abs() + radius, ulps=4)
+        radius = radius + rounding.underflow(4, factor, input.as_ball()[0].abs())
+        # A divisor or factor below the smallest normal number may count as zero.
+        usable = (factor <= 1 / rounding.tiny) & ((factor >= rounding.tiny) | (factor == 0))
+        radius = torch.where(usable, radius, math.inf)
+    return Interval.ball(center, radius)
+
+
+def _product(input: Interval, other: Interval) -> Interval:
+    lower, upper = input.ends()
+    low, high = other.ends()
+    corners = torch.stack((lower * low, lower * high, upper * low, upper * high))
+    output = Interval(corners.amin(0), corners.amax(0)).within(input.bound_pass)
+    rounding = input.rounding
+    if rounding is None:
+        return output
+    center, radius = output.as_ball()
+    magnitude = output.magnitude
+    radius = rounding.widen(radius, magnitude, ulps=4)
+    radius = radius + rounding.underflow(4, input.magnitude, other.magnitude)
+    return Interval.ball(center, radius)

@@ -1,0 +1,167 @@
+"""Element-wise functions (Eqs. 18-19), pooling by maximum, and dropout in evaluation.
+
+Almost every activation falls to one minimum and rises after it; the monotone ones have
+their minimum at minus infinity. So one rule serves all: the lower end is the value at the
+point of the box nearest the minimum, the upper end the larger value at either end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from acert.bounds.interval import Interval, refuse
+from acert.bounds.table import rule
+
+# Where GELU and SiLU are smallest. The slope there is 0, so the last digit is of no account.
+GELU_ARGMIN = -0.7517915246935645
+GELU_TANH_ARGMIN = -0.7524614220710163
+SILU_ARGMIN = -1.2784645427610737
+
+
+def increasing(input: Interval, function: Callable[[Tensor], Tensor]) -> Interval:
+    """Bounds of a non-decreasing function."""
+    lower, upper = input.ends()
+    return Interval(function(lower), function(upper))
+
+
+def valley(input: Interval, function: Callable[[Tensor], Tensor], argmin: float) -> Interval:
+    """Bounds of a function that falls up to `argmin` and rises from there."""
+    lower, upper = input.ends()
+    lowest = torch.minimum(lower.clamp(min=argmin), upper)
+    return Interval(function(lowest), torch.maximum(function(lower), function(upper)))
+
+
+@rule(F.relu, torch.relu, torch.Tensor.relu, inplace=(torch.relu_, torch.Tensor.relu_), ulps=0)
+def relu(input: Interval) -> Interval:
+    return increasing(input, torch.relu)
+
+
+@rule(F.leaky_relu, torch._C._nn.leaky_relu, inplace=(F.leaky_relu_,), ulps=None)
+def leaky_relu(input: Interval, negative_slope: float = 0.01) -> Interval:
+    def function(x: Tensor) -> Tensor:
+        return F.leaky_relu(x, negative_slope)
+
+    output = increasing(input, function) if negative_slope >= 0 else valley(input, function, 0.0)
+    return _steep(output, input, slope=negative_slope)
+
+
+@rule(F.elu, torch._C._nn.elu, inplace=(F.elu_,), ulps=None)
+def elu(input: Interval, alpha: float = 1.0) -> Interval:
+    def function(x: Tensor) -> Tensor:
+        return F.elu(x, alpha)
+
+    output = increasing(input, function) if alpha >= 0 else valley(input, function, 0.0)
+    return _steep(output, input, slope=alpha)
+
+
+def _steep(output: Interval, input: Interval, *, slope: float) -> Interval:
+    """Adds the rounding of a function that is as steep as `slope` below zero."""
+    rounding = input.rounding
+    if rounding is None:
+        return output
+    output.within(input.bound_pass)
+    magnitude = torch.maximum(input.magnitude, output.magnitude)
+    center, radius = output.as_ball()
+    return Interval.ball(
+        center, rounding.widen(radius, magnitude, ulps=8, gain=max(1.0, abs(slope)))
+    )
+
+
+@rule(F.hardtanh, torch._C._nn.hardtanh, inplace=(F.hardtanh_,), ulps=0)
+def hardtanh(input: Interval, min_val: float = -1.0, max_val: float = 1.0) -> Interval:
+    return increasing(input, lambda x: F.hardtanh(x, min_val, max_val))
+
+
+@rule(F.relu6, torch._C._nn.relu6, ulps=0)
+def relu6(input: Interval) -> Interval:
+    return increasing(input, F.relu6)
+
+
+def _clamp(function: Callable[..., Tensor]) -> Any:
+    def clamp(input: Interval, *args: Any, **kwargs: Any) -> Interval:
+        return increasing(input, lambda x: function(x, *args, **kwargs).to(x.dtype))
+
+    return clamp
+
+
+for _name in ("clamp", "clip", "clamp_min", "clamp_max"):
+    rule(
+        getattr(torch, _name),
+        getattr(torch.Tensor, _name),
+        inplace=(getattr(torch, _name + "_"), getattr(torch.Tensor, _name + "_")),
+        ulps=0,
+    )(_clamp(getattr(torch, _name)))
+
+
+@rule(
+    torch.sigmoid, torch.Tensor.sigmoid, torch.special.expit,
+    inplace=(torch.sigmoid_, torch.Tensor.sigmoid_), ulps=8,
+)  # fmt: skip
+def sigmoid(input: Interval) -> Interval:
+    return increasing(input, torch.sigmoid)
+
+
+@rule(torch.tanh, torch.Tensor.tanh, inplace=(torch.tanh_, torch.Tensor.tanh_), ulps=8)
+def tanh(input: Interval) -> Interval:
+    return increasing(input, torch.tanh)
+
+
+@rule(F.softplus, ulps=16)
+def softplus(input: Interval, beta: float = 1.0, threshold: float = 20.0) -> Interval:
+    if beta <= 0:
+        refuse(F.softplus, f"`beta` must be above 0; got {beta}")
+    # PyTorch turns to the identity where beta x > threshold and drops by `gap` there.
+    gap = math.log1p(math.exp(-threshold)) / beta
+    lower, upper = input.ends()
+
+    def smooth(x: Tensor) -> Tensor:
+        return torch.logaddexp(x * beta, torch.zeros_like(x)) / beta
+
+    crossing = upper * beta >= threshold * (1 - 1e-6) - 1e-6
+    return Interval(smooth(lower) - crossing * gap, smooth(upper))
+
+
+@rule(F.gelu, ulps=16)
+def gelu(input: Interval, approximate: str = "none") -> Interval:
+    argmin = GELU_ARGMIN if approximate == "none" else GELU_TANH_ARGMIN
+    return valley(input, lambda x: F.gelu(x, approximate=approximate), argmin)
+
+
+@rule(F.silu, torch._C._nn.silu, ulps=16)
+def silu(input: Interval) -> Interval:
+    return valley(input, F.silu, SILU_ARGMIN)
+
+
+def _max_pool(function: Callable[..., Tensor]) -> Any:
+    def max_pool(
+        input: Interval, *args: Any, return_indices: bool = False, **kwargs: Any
+    ) -> Interval:
+        if return_indices:
+            refuse(function, "`return_indices` must be False: the indices are not certain")
+        return increasing(input, lambda x: function(x, *args, **kwargs))
+
+    return max_pool
+
+
+rule(F.max_pool1d, torch.max_pool1d, ulps=0)(_max_pool(F.max_pool1d))
+rule(F.max_pool2d, torch.max_pool2d, ulps=0)(_max_pool(F.max_pool2d))
+rule(F.max_pool3d, torch.max_pool3d, ulps=0)(_max_pool(F.max_pool3d))
+
+
+def _dropout(function: Callable[..., Tensor]) -> Any:
+    def dropout(input: Interval, p: float = 0.5, training: bool = True) -> Interval:
+        if training and p > 0:
+            refuse(function, "it is random in training; switch the model to evaluation (`eval()`)")
+        return input
+
+    return dropout
+
+
+for _function in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout):
+    rule(_function, ulps=0)(_dropout(_function))

@@ -1,0 +1,77 @@
+"""Operations that only move elements: the same for both ends, and exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from acert.bounds.interval import Interval, intervals_in
+from acert.bounds.table import Function, rule
+
+
+def _rearrange(function: Function) -> Any:
+    def rearrange(input: Interval, *args: Any, **kwargs: Any) -> Interval:
+        return input.map(lambda x: function(x, *args, **kwargs))
+
+    return rearrange
+
+
+for _function in (
+    torch.flatten, torch.Tensor.flatten, torch.unflatten, torch.Tensor.unflatten,
+    torch.Tensor.view, torch.reshape, torch.Tensor.reshape, torch.Tensor.contiguous,
+    torch.permute, torch.Tensor.permute, torch.transpose, torch.Tensor.transpose,
+    torch.swapaxes, torch.Tensor.swapaxes, torch.movedim, torch.Tensor.movedim,
+    torch.t, torch.Tensor.t, torch.squeeze, torch.Tensor.squeeze,
+    torch.unsqueeze, torch.Tensor.unsqueeze, torch.Tensor.expand,
+    torch.Tensor.__getitem__, torch.select, torch.Tensor.select,
+    torch.narrow, torch.Tensor.narrow,
+):  # fmt: skip
+    rule(_function, ulps=0, view=True)(_rearrange(_function))
+
+
+def _parts(function: Function) -> Any:
+    def parts(input: Interval, *args: Any, **kwargs: Any) -> tuple[Interval, ...]:
+        count = len(function(input.center, *args, **kwargs))
+        return tuple(
+            input.map(lambda x, part=part: function(x, *args, **kwargs)[part])  # type: ignore[misc]
+            for part in range(count)
+        )
+
+    return parts
+
+
+for _split in (
+    torch.split, torch.Tensor.split, torch.chunk, torch.Tensor.chunk,
+    torch.unbind, torch.Tensor.unbind, torch.tensor_split, torch.Tensor.tensor_split,
+):  # fmt: skip
+    rule(_split, ulps=0, view=True)(_parts(_split))
+
+
+def _join(function: Callable[..., Tensor]) -> Any:
+    def join(tensors: Sequence[Interval | Tensor], dim: int = 0, **kwargs: Any) -> Interval:
+        first = next(intervals_in(tuple(tensors)))
+        ends = [
+            part.ends() if isinstance(part, Interval) else (part.to(first.dtype),) * 2
+            for part in tensors
+        ]
+        dim = kwargs.get("axis", dim)
+        return Interval(*(function(list(end), dim=dim) for end in zip(*ends, strict=True)))
+
+    return join
+
+
+for _cat in (torch.cat, torch.concat, torch.concatenate):
+    rule(_cat, ulps=0, mixed=True)(_join(torch.cat))
+rule(torch.stack, ulps=0, mixed=True)(_join(torch.stack))
+
+
+@rule(F.pad, ulps=0)
+def pad(
+    input: Interval, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Interval:
+    lower, upper = input.ends()
+    return Interval(F.pad(lower, pad, mode, value), F.pad(upper, pad, mode, value))
