@@ -1,0 +1,17 @@
+"""Every test runs on one thread, from the same seed, with the same hypothesis examples."""
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+# No deadline, because the first call of a compiled function takes seconds.
+hypothesis.settings.register_profile("acert", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("acert")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    # NumPy has no global state here: tests draw from `np.random.default_rng(seed)`.
+    torch.manual_seed(0)

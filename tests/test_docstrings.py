@@ -1,0 +1,24 @@
+"""The examples in docstrings run and print what they say."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import acert
+
+MODULES = ["acert", *(found.name for found in pkgutil.walk_packages(acert.__path__, "acert."))]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name):
+    module = importlib.import_module(name)
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.testmod(module, optionflags=flags).failed == 0
+
+
+def test_there_are_examples():
+    finder = doctest.DocTestFinder()
+    modules = [importlib.import_module(name) for name in MODULES]
+    assert any(case.examples for module in modules for case in finder.find(module))
