@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -19,16 +21,25 @@ from acert.bounds.checks import (
     check_model,
     warn_if_probabilities,
 )
-from acert.bounds.interval import Interval
-from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
+from acert.bounds.interval import BoundPass, Interval
+from acert.bounds.margin import (
+    box,
+    check_bounds,
+    margin,
+    plain_worst_case,
+    tighter_differences,
+    upper_differences,
+)
 from acert.bounds.propagation import propagate
 from acert.bounds.rounding import OWN_UNIT, ROUNDINGS, Rounding
 from acert.errors import InvalidInput
-from acert.rootfind import Brent, RootStatus, Solver
+from acert.rootfind import Brent, RootResult, RootStatus, Solver
 
 __all__ = ["CertifiedRadius", "Status", "certified_radius", "proven_margin"]
 
-_DEFAULT_BATCH = 256
+ARITHMETICS: dict[str, Rounding | None] = {**ROUNDINGS, "nearest": None}
+# CROWN holds a coefficient a class for every activation.
+_DEFAULT_BATCH = {"ibp": 256, "crown-ibp": 32}
 
 
 class Status(IntEnum):
@@ -41,7 +52,10 @@ class Status(IntEnum):
 
 
 class CertifiedRadius(NamedTuple):
-    """Radii, how they came about, the solver's steps and the predicted classes, all (batch,)."""
+    """Radii, how they came about, their cost and the predicted classes, all (batch,).
+
+    `steps` counts the evaluations of the proven margin.
+    """
 
     value: Tensor
     status: Tensor
@@ -72,8 +86,13 @@ def certified_radius(
 
     `labels=None` certifies the predicted class. `arithmetic="real"` speaks of the network in
     exact arithmetic, `"float32"` of the network as float32 hardware evaluates it in any order
-    of summation (not TF32, half precision or Winograd). `batch_size` samples are held in
-    memory at a time, 256 if None. `differentiable=True` gives `value` the gradient of the
+    of summation (not TF32, half precision or Winograd), and `"nearest"` is a plain float64
+    computation that does not cover rounding. `bounds="crown-ibp"` takes the smaller of CROWN's
+    and the interval bound for each class. That margin may fall again as the radius grows, so
+    a larger certified radius can exist; the margin at `value` itself is negative all the same.
+
+    `batch_size` samples are held in memory at a time, 256 if None (CROWN: 32).
+    `differentiable=True` gives `value` the gradient of the
     implicit function theorem (Thm. 3.4) with respect to parameters and images; it is 0 where
     the radius is 0 or `max_radius`, and where the margin does not grow with the radius.
 
@@ -88,7 +107,7 @@ def certified_radius(
     rounding = _check(model, images, labels, max_radius, domain, bounds, arithmetic, batch_size)
     if not isinstance(solver, Solver):
         raise InvalidInput(f"`solver` must be a Brent or Bisection; got {solver!r}")
-    size = batch_size or _DEFAULT_BATCH
+    size = batch_size or _DEFAULT_BATCH[bounds]
     parts = []
     with ieee_arithmetic(images.device):
         for start in range(0, len(images), size):
@@ -96,12 +115,13 @@ def certified_radius(
             target = None if labels is None else labels[start : start + size]
             with torch.no_grad():
                 part = _certify(
-                    model, batch.double(), target, max_radius, solver, elide, domain, rounding
+                    model, batch, target, max_radius, solver, elide, domain, bounds, rounding
                 )
             if differentiable:
-                part = part._replace(
-                    value=_implicit(model, batch, target, part, elide=elide, domain=domain)
+                value = _implicit(
+                    model, batch, target, part, elide=elide, domain=domain, bounds=bounds
                 )
+                part = part._replace(value=value)
             parts.append(part)
     return CertifiedRadius(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
@@ -112,18 +132,33 @@ def proven_margin(
     labels: Tensor,
     radius: Tensor,
     *,
-    rounding: Rounding,
+    rounding: Rounding | None,
     elide: bool = True,
     domain: Domain = (0.0, 1.0),
+    bounds: str = "ibp",
 ) -> Tensor:
     """The certified margin with rounding-safe bounds, in float64; +inf where nothing is proven.
 
-    `images` and `radius` are float64 and checked already.
+    `images` and `radius` are float64 and checked already. Without `rounding` it is the plain
+    margin of any precision.
     """
-    output = propagate(model, box(images, radius, domain, rounding=rounding))
-    worst_case = upper_differences(output, labels) if elide else _lifted(output, labels)
-    value = margin(worst_case, labels)
+    start = box(images, radius, domain, rounding=rounding)
+    output = propagate(model, start.within(BoundPass(rounding, record=bounds == "crown-ibp")))
+    value = _margin(output, labels, elide=elide, bounds=bounds)
     return value.masked_fill(~value.isfinite(), torch.inf)
+
+
+def _margin(output: Interval, labels: Tensor, *, elide: bool, bounds: str) -> Tensor:
+    """The certified margin (Eq. 3), as safe against rounding as the pass."""
+    if elide:
+        worst_case = upper_differences(output, labels)
+    elif output.rounding is None:
+        worst_case = plain_worst_case(output, labels)
+    else:
+        worst_case = _lifted(output, labels)
+    if bounds == "crown-ibp":
+        worst_case = tighter_differences(output, labels, worst_case)
+    return margin(worst_case, labels)
 
 
 def _lifted(output: Interval, labels: Tensor) -> Tensor:
@@ -143,10 +178,12 @@ def _certify(
     solver: Solver,
     elide: bool,
     domain: Domain,
-    rounding: Rounding,
+    bounds: str,
+    rounding: Rounding | None,
 ) -> CertifiedRadius:
-    """One batch, in float64."""
-    output = propagate(model, Interval(images, images))
+    """One batch: a guess in the model's own precision, then a proof in float64."""
+    exact = images.double()
+    output = propagate(model, Interval(exact, exact))
     check_logits(output, labels, len(images))
     logits = output.center
     warn_if_probabilities(logits)
@@ -154,26 +191,85 @@ def _certify(
     labels = prediction if labels is None else labels.long()
     right = margin(logits, labels) < 0  # unwidened: accuracy does not depend on the arithmetic
     candidates = right.nonzero().squeeze(1)
+    if rounding is not None:
+        # The order of a sum depends on the batch, so two evaluations of one bound differ. Room
+        # for both keeps what is proven here proven in any other batch.
+        rounding = replace(rounding, unit=rounding.unit + 4 * OWN_UNIT)
 
     def proven(radius: Tensor, index: Tensor) -> Tensor:
         chosen = candidates[index]
         return proven_margin(
+            model, exact[chosen], labels[chosen], radius,
+            rounding=rounding, elide=elide, domain=domain, bounds=bounds,
+        )  # fmt: skip
+
+    def plain(radius: Tensor, index: Tensor) -> Tensor:
+        chosen = candidates[index]
+        return proven_margin(
             model, images[chosen], labels[chosen], radius,
-            rounding=rounding, elide=elide, domain=domain,
+            rounding=None, elide=elide, domain=domain, bounds=bounds,
         )  # fmt: skip
 
     value = torch.zeros(len(images), dtype=torch.float64, device=images.device)
     status = torch.full_like(value, Status.MISCLASSIFIED, dtype=torch.uint8)
     steps = torch.zeros_like(value, dtype=torch.int32)
     if len(candidates):
-        ends = value[candidates], torch.full_like(value[candidates], max_radius)
-        root = solver.solve(proven, *ends, indexed=True)
+        zero = images.new_zeros(len(candidates))
+        guess = solver.solve(plain, zero, torch.full_like(zero, max_radius), indexed=True)
+        # Clamped, because `max_radius` may have been rounded up to the images' precision.
+        start = guess.estimate.double().clamp(max=max_radius)
+        root = _prove(proven, start, max_radius, solver)
         value[candidates] = root.lower
         # Right, but not provable even at 0: a proven radius of 0 that is no root.
         unproven = root.status == RootStatus.POSITIVE_THROUGHOUT
         status[candidates] = root.status.masked_fill(unproven, Status.UNCONVERGED)
         steps[candidates] = root.steps
     return CertifiedRadius(value, status, steps, prediction)
+
+
+def _prove(
+    proven: Callable[[Tensor, Tensor], Tensor], guess: Tensor, max_radius: float, solver: Solver
+) -> RootResult:
+    """The root of the proven margin, searched from a guess: two evaluations if it is good.
+
+    The first bracket around the guess is narrower than the solver's tolerance; each side that
+    does not hold is moved 16 times further out, and at last to 0 or `max_radius`.
+    """
+    ends = [torch.full_like(guess, math.nan), torch.full_like(guess, math.nan)]
+    values = [torch.full_like(guess, -math.inf), torch.full_like(guess, math.inf)]
+    steps = torch.zeros_like(guess, dtype=torch.int32)
+
+    def probe(radius: Tensor, wanted: Tensor) -> None:
+        index = wanted.nonzero().squeeze(1)
+        if not len(index):
+            return
+        radius = radius[index]
+        value = proven(radius, index)
+        steps[index] += 1
+        for end, known, fits in zip(ends, values, (value < 0, ~(value < 0)), strict=True):
+            end[index] = torch.where(fits, radius, end[index])
+            known[index] = torch.where(fits, value, known[index])
+
+    def lacking(side: int) -> Tensor:
+        """Samples without this side, unless the other one has reached its very end."""
+        return ends[side].isnan() & ~(ends[1 - side] == (0.0, max_radius)[side])
+
+    slack = 0.4 * (solver.rtol * guess + solver.xtol)
+    for _ in range(4):
+        below = torch.where(guess < max_radius, guess - slack, guess)
+        probe(below.clamp(min=0.0), lacking(0))
+        probe((guess + slack).clamp(max=max_radius), lacking(1))
+        slack = 16 * slack
+    probe(torch.zeros_like(guess), lacking(0))
+    probe(torch.full_like(guess, max_radius), lacking(1))
+    # A side still lacking says that the margin is of one sign throughout.
+    lower, upper = ends[0].nan_to_num(nan=0.0), ends[1].nan_to_num(nan=max_radius)
+    root = solver.solve(
+        proven, lower, upper, indexed=True,
+        f_lower=torch.where(ends[0].isnan(), math.inf, values[0]),
+        f_upper=torch.where(ends[1].isnan(), -math.inf, values[1]),
+    )  # fmt: skip
+    return root._replace(steps=root.steps + steps)
 
 
 def _implicit(
@@ -184,22 +280,22 @@ def _implicit(
     *,
     elide: bool,
     domain: Domain,
+    bounds: str,
 ) -> Tensor:
     """`certified.value` with the gradient -dR/dw / dR/deps (Thm. 3.4)."""
     labels = certified.prediction if labels is None else labels.long()
     radius = certified.value.detach().requires_grad_()
     with torch.enable_grad():
-        output = propagate(model, box(images.double(), radius, domain))
-        worst_case = (
-            upper_differences(output, labels) if elide else plain_worst_case(output, labels)
-        )
-        value = margin(worst_case, labels)
+        value = proven_margin(
+            model, images.double(), labels, radius,
+            rounding=None, elide=elide, domain=domain, bounds=bounds,
+        )  # fmt: skip
         (slope,) = torch.autograd.grad(value.sum(), radius, retain_graph=True)
         inside = (certified.value > 0) & (certified.status != Status.CERTIFIED_TO_MAX)
         inside &= slope > 0
         slope = torch.where(inside, slope, 1.0)
         # Rows outside are cut off before the division, so that no NaN comes back through them.
-        moved = torch.where(inside, value, value.detach())
+        moved = torch.where(inside, value, 0.0)
         return certified.value - (moved - moved.detach()) / slope
 
 
@@ -212,16 +308,15 @@ def _check(
     bounds: str,
     arithmetic: str,
     batch_size: int | None,
-) -> Rounding:
+) -> Rounding | None:
     check_model(model, images)
     check_images(images, domain)
     if labels is not None:
         check_labels(labels, images)
     check_max_radius(max_radius)
-    if bounds != "ibp":
-        raise InvalidInput(f'`bounds` must be "ibp"; got {bounds!r}')
-    if arithmetic not in ROUNDINGS:
-        raise InvalidInput(f"`arithmetic` must be one of {sorted(ROUNDINGS)}; got {arithmetic!r}")
+    check_bounds(bounds)
+    if arithmetic not in ARITHMETICS:
+        raise InvalidInput(f"`arithmetic` must be one of {sorted(ARITHMETICS)}; got {arithmetic!r}")
     if batch_size is not None and batch_size < 1:
         raise InvalidInput(f"`batch_size` must be at least 1 or None; got {batch_size}")
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
@@ -230,7 +325,7 @@ def _check(
             raise InvalidInput(
                 f'`arithmetic="float32"` needs a float32 model; got {name} of {parameter.dtype}'
             )
-    return ROUNDINGS[arithmetic]
+    return ARITHMETICS[arithmetic]
 
 
 @contextmanager

@@ -1,0 +1,112 @@
+"""CUDA only: the training step compiled, and captured as one graph with its optimiser.
+
+The loss is compiled by `torch.compile`, then forward, backward, clipping and Adam are captured
+together and replayed on static inputs, so that a step costs one launch and no host
+synchronisation. There is one graph with and one without regularisers. Batches of another size
+(the last of an epoch) run the same code uncaptured.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from acert.data import Draws
+
+if TYPE_CHECKING:
+    from acert.training import Batch, Trainer
+
+__all__ = ["update"]
+
+_WARM_UP = 3
+
+
+class CapturedStep:
+    """One captured training step: `replay` copies a batch into place and runs the graph."""
+
+    def __init__(
+        self, trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool
+    ) -> None:
+        self.index = batch.index.clone()
+        self.draws = batch.draws and Draws(batch.draws.offsets.clone(), batch.draws.flips.clone())
+        self.noise = None if batch.noise is None else batch.noise.clone()
+        self.scalars = scalars.to(trainer.device)
+        static = type(batch)(self.index, self.draws, self.noise)
+        saved = _tensors(trainer)
+        before = [tensor.clone() for tensor in saved]
+
+        def run() -> Tensor:
+            return trainer.update(static, self.scalars, regularize=regularize)
+
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        trainer.optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(self.graph):
+            self.terms = run()
+        # The warm-up trained on its own: what it moved goes back.
+        fresh = {id(tensor): value for tensor, value in zip(saved, before, strict=True)}
+        with torch.no_grad():
+            for tensor in _tensors(trainer):
+                tensor.copy_(fresh[id(tensor)]) if id(tensor) in fresh else tensor.zero_()
+
+    def replay(self, batch: Batch, scalars: Tensor) -> Tensor:
+        """The terms of one step; they are overwritten by the next replay."""
+        self.index.copy_(batch.index)
+        if self.draws is not None and batch.draws is not None:
+            self.draws.offsets.copy_(batch.draws.offsets)
+            self.draws.flips.copy_(batch.draws.flips)
+        if self.noise is not None and batch.noise is not None:
+            self.noise.copy_(batch.noise)
+        self.scalars.copy_(scalars, non_blocking=True)
+        self.graph.replay()
+        return self.terms
+
+
+def update(trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool) -> Tensor:
+    """One training step on CUDA, captured where the batch has its usual size."""
+    scalars = scalars.pin_memory()
+    if len(batch.index) != trainer.settings.batch_size or trainer.captured is None:
+        on_device = scalars.to(trainer.device, non_blocking=True)
+        return trainer.update(batch, on_device, regularize=regularize, compiled=False)
+    if regularize not in trainer.captured:
+        began = time.perf_counter()
+        try:
+            _compile(trainer)
+            step = CapturedStep(trainer, batch, scalars, regularize=regularize)
+        except Exception as error:
+            print(
+                f"the step could not be compiled and runs eagerly, several times slower: "
+                f"{str(error).splitlines()[0]}",
+                file=sys.stderr,
+            )
+            trainer.captured = None
+            return update(trainer, batch, scalars, regularize=regularize)
+        trainer.captured[regularize] = step
+        print(f"compiled the step in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    terms: Tensor = trainer.captured[regularize].replay(batch, scalars)
+    return terms
+
+
+def _compile(trainer: Trainer) -> None:
+    compiled: Any = torch.compile(trainer.objective.__call__, fullgraph=True, dynamic=False)
+    trainer.loss = compiled
+
+
+def _tensors(trainer: Trainer) -> list[Tensor]:
+    """Everything that a step writes to."""
+    state = [
+        value
+        for values in trainer.optimizer.state.values()
+        for value in values.values()
+        if isinstance(value, Tensor)
+    ]
+    return [*trainer.model.parameters(), *trainer.model.buffers(), *state]

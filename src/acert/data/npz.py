@@ -1,0 +1,110 @@
+"""A user's own arrays from one npz file: x_train, y_train, optional x_test, y_test, domain.
+
+`x_*` is uint8 or float of shape (N, ...), `y_*` integers from 0. Float values must lie inside
+`domain`, two numbers, [0, 1] if the file does not hold it. Nothing pickled is read.
+"""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib import format as npy
+
+from acert.data.dataset import Dataset, Split, from_arrays, split_from_arrays
+from acert.data.files import reading
+from acert.errors import DataError, InvalidInput
+
+__all__ = ["read_arrays", "read_test", "read_train"]
+
+# Deflate cannot shrink further than this, so a larger declared size is a lie.
+_DEFLATE_LIMIT = 1032
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def read_train(root: Path) -> Dataset:
+    """The arrays x_train and y_train; `root` is the file, or a folder with `data.npz`."""
+    path = _path(root)
+    found = _required(path, ("x_train", "y_train"), optional=("domain",))
+    try:
+        return from_arrays(found["x_train"], found["y_train"], domain=_domain(found), name="npz")
+    except InvalidInput as error:
+        raise DataError(f"{path}: x_train and y_train: {error}") from error
+
+
+def read_test(root: Path) -> Split:
+    """The arrays x_test and y_test, with no label that y_train, if it is there, does not allow."""
+    path = _path(root)
+    found = _required(path, ("x_test", "y_test"), optional=("y_train", "domain"))
+    try:
+        split = split_from_arrays(found["x_test"], found["y_test"], domain=_domain(found))
+    except InvalidInput as error:
+        raise DataError(f"{path}: x_test and y_test: {error}") from error
+    known = found.get("y_train", found["y_test"])
+    if known.dtype.kind in "iu" and known.size and split.labels.max() > known.max():
+        raise DataError(
+            f"{path}: y_test has the label {split.labels.max()}, y_train none above {known.max()}"
+        )
+    return split
+
+
+def read_arrays(path: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Those of the named arrays that the file holds; declared sizes are checked first."""
+    with reading(path), zipfile.ZipFile(path) as archive:
+        members = {member.filename: member for member in archive.infolist()}
+        return {
+            name: _array(archive, members[f"{name}.npy"], f"{path}: {name}")
+            for name in names
+            if f"{name}.npy" in members
+        }
+
+
+def _path(root: Path) -> Path:
+    path = root / "data.npz" if root.is_dir() else root
+    if not path.is_file():
+        raise DataError(f"{path.name} is missing: put it at {path}, or name an npz file")
+    return path
+
+
+def _required(
+    path: Path, names: Sequence[str], *, optional: Sequence[str]
+) -> dict[str, npt.NDArray[Any]]:
+    found = read_arrays(path, (*names, *optional))
+    absent = [name for name in names if name not in found]
+    if absent:
+        raise DataError(f"{path} does not hold {' and '.join(absent)}")
+    return found
+
+
+def _domain(found: dict[str, npt.NDArray[Any]]) -> tuple[float, float]:
+    domain = found.get("domain", np.array([0.0, 1.0]))
+    if domain.shape != (2,) or domain.dtype.kind not in "fiu":
+        raise InvalidInput(
+            f"`domain` must be two numbers; got {domain.dtype} of shape {domain.shape}"
+        )
+    return float(domain[0]), float(domain[1])
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> npt.NDArray[Any]:
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DataError(f"{name} is packed in a way that numpy does not use")
+    if member.file_size > _DEFLATE_LIMIT * (member.compress_size + 1):
+        raise DataError(f"{name} is damaged: it declares more bytes than it can hold")
+    try:
+        with archive.open(member) as stream:
+            version = npy.read_magic(stream)
+            if version not in _HEADERS:
+                raise ValueError(f"version {version} of the format is not known")
+            shape, _, dtype = _HEADERS[version](stream)
+            header = stream.tell()
+        if dtype.hasobject:
+            raise ValueError("it holds pickled objects, which are not read")
+        if header + dtype.itemsize * int(np.prod(shape, dtype=object)) != member.file_size:
+            raise ValueError(f"its header declares {shape} of {dtype}, which is not what follows")
+        with archive.open(member) as stream:
+            return npy.read_array(stream, allow_pickle=False)
+    # Everything: numpy parses a header as Python text, and what a bad one raises is not fixed.
+    except Exception as error:
+        raise DataError(f"{name} cannot be read: {error}") from error

@@ -1,0 +1,98 @@
+"""Image files as uint8 arrays, by Pillow: nothing is decoded before its header is judged."""
+
+import io
+import warnings
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from acert.errors import DataError
+
+__all__ = ["Form", "decode", "form_of"]
+
+# Modes that hold 8 bits a channel and no transparency. A palette of colours becomes RGB.
+_CHANNELS = {"L": 1, "RGB": 3, "P": 3}
+_FORMATS = ("BMP", "JPEG", "PNG", "PPM", "WEBP")
+
+
+@dataclass(frozen=True)
+class Form:
+    """Size and channels of an image."""
+
+    channels: int
+    height: int
+    width: int
+
+    def __str__(self) -> str:
+        colour = "grey" if self.channels == 1 else "colour"
+        return f"{self.width} x {self.height} in {colour}"
+
+
+def form_of(content: bytes, *, source: Path | str) -> Form:
+    """Size and channels that the image's header declares."""
+    return _form(_opened(content, source, _FORMATS), source)
+
+
+def decode(
+    content: bytes,
+    *,
+    form: Form,
+    source: Path | str,
+    formats: Sequence[str] = _FORMATS,
+    grey_as_colour: bool = False,
+) -> npt.NDArray[np.uint8]:
+    """The image, (channels, height, width); one of another form than `form` is refused.
+
+    With `grey_as_colour`, a grey image may stand where colour is asked for.
+    """
+    image = _opened(content, source, formats)
+    found = _form(image, source)
+    if grey_as_colour:
+        found = Form(form.channels, found.height, found.width)
+    if found != form:
+        raise DataError(f"{source} is {found}, the others are {form}")
+    try:
+        pixels = np.asarray(image.convert("L" if form.channels == 1 else "RGB"))
+    # Pillow has no error of its own for damaged content.
+    except (OSError, ValueError, SyntaxError, EOFError, zlib.error) as error:
+        raise DataError(f"{source} is damaged: {error}") from error
+    return pixels.reshape(form.height, form.width, form.channels).transpose(2, 0, 1)
+
+
+def _opened(content: bytes, source: Path | str, formats: Sequence[str]) -> Any:
+    pillow = _pillow()
+    try:
+        with warnings.catch_warnings():
+            # Pillow only warns of the smaller of the images that are too large.
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            return pillow.open(io.BytesIO(content), formats=list(formats))
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        pillow.DecompressionBombError,
+        pillow.DecompressionBombWarning,
+    ) as error:
+        detail = str(error).split(" <")[0]
+        raise DataError(f"{source} is not a readable image: {detail}") from error
+
+
+def _form(image: Any, source: Path | str) -> Form:
+    if image.mode not in _CHANNELS or "transparency" in image.info:
+        raise DataError(f"{source} must be 8-bit grey or RGB without transparency; is {image.mode}")
+    width, height = image.size
+    return Form(_CHANNELS[image.mode], height, width)
+
+
+def _pillow() -> ModuleType:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError("image files are read by Pillow: install pillow") from None
+    return Image

@@ -1,0 +1,86 @@
+"""The loss of one training step (Eq. 11): standard, robust, and what regularises the warm-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from acert.bounds import clean_pass
+from acert.bounds.checks import Domain
+from acert.methods import Method, Step
+from acert.regularizers import l1_norm, relu_balance, tightness
+
+__all__ = ["TERMS", "Objective", "Scalars"]
+
+# What one step reports, in this order.
+TERMS = ("loss", "standard", "robust", "regularization", "correct")
+
+# While regularisers are on, no box is a point: ratios of radii need radii.
+_LEAST_RADIUS = 1e-6
+
+
+class Scalars:
+    """Positions of the numbers that change from step to step inside one small tensor."""
+
+    NAMES = ("rate", "cap", "progress", "standard", "robust", "regularization")
+    RATE, CAP, PROGRESS, STANDARD, ROBUST, REGULARIZATION = range(6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What is minimised: the method's loss with its regularisers and L1 weight decay."""
+
+    method: Method
+    l1: float = 0.0
+    domain: Domain = (0.0, 1.0)
+    elide: bool = True
+
+    def __call__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        anchors: Tensor,
+        scalars: Tensor,
+        *,
+        regularize: bool,
+    ) -> Tensor:
+        """The terms of one batch, in the order of `TERMS`; the first one carries the gradient.
+
+        The weights of standard and robust loss, kappa and 1 - kappa (Eq. 11), come in
+        `scalars`: before the radius schedule starts they are 1 and 0.
+        """
+        logits, statistics = clean_pass(model, images)
+        standard = F.cross_entropy(logits, labels)
+        correct = (logits.argmax(1) == labels).float().mean()
+        robust = regularization = torch.zeros_like(standard)
+        loss = scalars[Scalars.STANDARD] * standard
+        if self.method.uses_bounds and (self.method.kappa < 1 or regularize):
+            step = Step(
+                model=model,
+                images=images,
+                labels=labels,
+                logits=logits,
+                statistics=statistics,
+                cap=scalars[Scalars.CAP],
+                progress=scalars[Scalars.PROGRESS],
+                least_radius=_LEAST_RADIUS if regularize else 0.0,
+                anchors=anchors,
+                domain=self.domain,
+                elide=self.elide,
+                observe=regularize,
+            )
+            robust = F.cross_entropy(self.method.worst_case_logits(step), labels)
+            loss = loss + scalars[Scalars.ROBUST] * robust
+            if regularize and step.output is not None:
+                seen = step.output.bound_pass
+                regularization = tightness(seen.first_input, seen.relu_inputs) + relu_balance(
+                    seen.relu_inputs
+                )
+                loss = loss + scalars[Scalars.REGULARIZATION] * regularization
+        if self.l1:
+            loss = loss + self.l1 * l1_norm(model)
+        return torch.stack((loss, standard, robust, regularization, correct))

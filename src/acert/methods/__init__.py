@@ -1,0 +1,31 @@
+"""The training methods, one a file; each is a value that the one training loop takes."""
+
+from acert.methods.acert import Acert
+from acert.methods.acert_fast import AcertFast
+from acert.methods.base import Attack, Method, Step
+from acert.methods.crown_ibp import CrownIBP
+from acert.methods.fast_ibp import FastIBP
+from acert.methods.sabr import Sabr
+from acert.methods.standard import Standard
+
+__all__ = [
+    "METHODS",
+    "Acert",
+    "AcertFast",
+    "Attack",
+    "CrownIBP",
+    "FastIBP",
+    "Method",
+    "Sabr",
+    "Standard",
+    "Step",
+]
+
+METHODS: dict[str, type[Method]] = {
+    "standard": Standard,
+    "fastibp": FastIBP,
+    "crown-ibp": CrownIBP,
+    "sabr": Sabr,
+    "acert": Acert,
+    "acert-fast": AcertFast,
+}

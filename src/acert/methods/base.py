@@ -1,0 +1,91 @@
+"""What a training method is: from one batch to the worst-case logits of its robust loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from acert.bounds import Interval, Statistics, propagate
+from acert.bounds.bound_pass import BoundPass
+from acert.bounds.checks import Domain
+from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
+from acert.errors import InvalidInput
+
+__all__ = ["Method", "Step"]
+
+
+@dataclass(eq=False)
+class Step:
+    """One batch on its way to a loss: all that a method may look at.
+
+    `cap` and `progress` (cap / max_radius) are 0-d tensors, so that a captured step reads
+    them anew; `least_radius` is a number. `anchors` are what `Method.anchors` returned.
+    """
+
+    model: nn.Module
+    images: Tensor
+    labels: Tensor
+    logits: Tensor
+    statistics: Statistics
+    cap: Tensor
+    progress: Tensor
+    least_radius: float
+    anchors: Tensor
+    domain: Domain
+    elide: bool
+    observe: bool
+    output: Interval | None = None
+
+    def bounds(self, images: Tensor, radius: Tensor, *, record: bool = False) -> Interval:
+        """Output bounds with the clean pass's statistics; kept for the regularisers."""
+        observed = BoundPass(statistics=self.statistics, record=record, observe=self.observe)
+        radius = radius.clamp(min=self.least_radius)
+        self.output = propagate(self.model, box(images, radius, self.domain).within(observed))
+        return self.output
+
+    def worst_case(self, output: Interval) -> Tensor:
+        """Worst-case logits of the output bounds (Eq. 6), elided if the run asks for that."""
+        if self.elide:
+            return upper_differences(output, self.labels)
+        return plain_worst_case(output, self.labels)
+
+    def margin(self, radius: Tensor) -> Tensor:
+        """The certified margin at each sample's radius (Eq. 3), without gradient."""
+        with torch.no_grad():
+            images = box(self.images, radius, self.domain)
+            images.within(BoundPass(statistics=self.statistics))
+            return margin(self.worst_case(propagate(self.model, images)), self.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A certified training method; `kappa` is the share of standard loss (Eq. 11)."""
+
+    kappa: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kappa <= 1:
+            raise InvalidInput(f"`kappa` must be in [0, 1]; got {self.kappa}")
+
+    @property
+    @abstractmethod
+    def uses_bounds(self) -> bool:
+        """Whether the method looks at bounds at all."""
+
+    @abstractmethod
+    def worst_case_logits(self, step: Step) -> Tensor:
+        """Logits whose cross entropy is the method's robust loss, (batch, classes)."""
+
+
+class Attack(ABC):
+    """A method that looks for points before the bound pass, outside the compiled loss."""
+
+    @abstractmethod
+    def anchors(
+        self, model: nn.Module, images: Tensor, labels: Tensor, cap: Tensor, noise: Tensor,
+        domain: Domain,
+    ) -> Tensor:  # fmt: skip
+        """One point an image; `noise` is uniform in [-1, 1] with the shape of the images."""

@@ -1,0 +1,32 @@
+"""CROWN-IBP (Zhang et al., 2020): from linear relaxation to intervals with the schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from acert.bounds.crown import crown_differences
+from acert.bounds.margin import upper_differences
+from acert.methods.base import Method, Step
+
+__all__ = ["CrownIBP"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CrownIBP(Method):
+    """Trains on beta CROWN + (1 - beta) IBP; beta falls from 1 to 0 as the cap rises."""
+
+    @property
+    def uses_bounds(self) -> bool:
+        """True."""
+        return True
+
+    def worst_case_logits(self, step: Step) -> Tensor:
+        """Mixed upper bounds of z_i - z_y at the cap."""
+        output = step.bounds(step.images, step.cap.expand(len(step.images)), record=True)
+        beta = 1 - step.progress
+        crown = crown_differences(output, step.labels)
+        return beta * crown + (1 - beta) * upper_differences(output, step.labels)

@@ -1,0 +1,66 @@
+"""SABR (Mueller et al., 2023): interval bounds on a small box around an adversarial point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from acert.bounds.checks import Domain
+from acert.bounds.margin import box
+from acert.bounds.propagation import evaluation_logits
+from acert.errors import InvalidInput
+from acert.methods.base import Attack, Method, Step
+
+__all__ = ["Sabr"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Sabr(Method, Attack):
+    """The small box has the share `box_share` (lambda) of the cap as its radius.
+
+    Its center is found by PGD from a random start: `attack_steps` signed steps of half the cap,
+    a tenth of that from the fourth step on and a hundredth from the seventh.
+    """
+
+    box_share: float = 0.7
+    attack_steps: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.box_share <= 1:
+            raise InvalidInput(f"`box_share` must be in (0, 1]; got {self.box_share}")
+        if self.attack_steps < 0:
+            raise InvalidInput(f"`attack_steps` must be at least 0; got {self.attack_steps}")
+
+    @property
+    def uses_bounds(self) -> bool:
+        """True."""
+        return True
+
+    def worst_case_logits(self, step: Step) -> Tensor:
+        """Worst-case logits on the small box, which lies inside the large one."""
+        reach = (1 - self.box_share) * step.cap
+        center = step.images + (step.anchors - step.images).clamp(-reach, reach)
+        radius = (self.box_share * step.cap).expand(len(center))
+        return step.worst_case(step.bounds(center, radius))
+
+    def anchors(
+        self, model: nn.Module, images: Tensor, labels: Tensor, cap: Tensor, noise: Tensor,
+        domain: Domain,
+    ) -> Tensor:  # fmt: skip
+        """Adversarial points of the box, by PGD with the running batch statistics."""
+        lower, upper = box(images, cap.expand(len(images)), domain).ends()
+        points = (images + cap * noise).clamp(lower, upper)
+        for number in range(self.attack_steps):
+            size = cap * 0.5 * (1.0 if number < 4 else 0.1 if number < 7 else 0.01)
+            points = points.detach().requires_grad_()
+            with torch.enable_grad():
+                loss = F.cross_entropy(evaluation_logits(model, points), labels, reduction="sum")
+                (gradient,) = torch.autograd.grad(loss, points)
+            points = (points.detach() + size * gradient.sign()).clamp(lower, upper)
+        return points.detach()

@@ -1,0 +1,64 @@
+"""Regularisers of the warm-up: tight bounds and balanced ReLUs. Boxes in, scalar out.
+
+Both look at the boxes that enter the ReLUs and are averaged over them. Denominators are
+guarded before the division: a NaN that is only masked afterwards still poisons the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from acert.bounds import Interval
+
+__all__ = ["l1_norm", "relu_balance", "tightness"]
+
+_TAU = 0.5
+_SMALLEST = 1e-30
+
+
+def tightness(first: Interval, relu_inputs: Sequence[Interval]) -> Tensor:
+    """relu(tau - r0 / ri) / tau, averaged over the ReLUs: boxes should not outgrow the input's.
+
+    r0 is the mean radius at the first layer, behind the normalisation and after clamping; ri
+    that at the input of ReLU i.
+    """
+    start = first.radius.mean()
+    terms = [
+        F.relu(_TAU - start / box.radius.mean().clamp(min=_SMALLEST)) / _TAU for box in relu_inputs
+    ]
+    return torch.stack(terms).mean()
+
+
+def relu_balance(relu_inputs: Sequence[Interval]) -> Tensor:
+    """relu(tau - rho) / tau for the balance of means and of variances, averaged over the ReLUs.
+
+    rho compares what the surely active neurons hold with what the surely inactive ones do: the
+    smaller over the larger. A ReLU with neither has nothing to balance and adds 0.
+    """
+    terms = []
+    for box in relu_inputs:
+        center = box.center
+        lower, upper = box.ends()
+        active, inactive = lower > 0, upper < 0
+        deviation = (center - center.mean()).square()
+        terms.append(_imbalance((center * active).mean(), -(center * inactive).mean()))
+        terms.append(_imbalance((deviation * active).sum(), (deviation * inactive).sum()))
+    return torch.stack(terms).sum() / len(relu_inputs)
+
+
+def _imbalance(one: Tensor, other: Tensor) -> Tensor:
+    smaller, larger = torch.minimum(one, other), torch.maximum(one, other)
+    rho = smaller / larger.clamp(min=_SMALLEST)
+    return F.relu(_TAU - rho) / _TAU * (larger > _SMALLEST)
+
+
+def l1_norm(model: nn.Module) -> Tensor:
+    """Sum of |W| over the weights of convolutions and linear layers."""
+    weights = [
+        parameter.abs().sum() for name, parameter in model.named_parameters() if parameter.ndim > 1
+    ]
+    return torch.stack(weights).sum()

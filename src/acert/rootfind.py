@@ -1,0 +1,295 @@
+"""Leftmost roots of a batch of non-decreasing scalar functions: Brent's method and bisection.
+
+Every sample has a bracket with f(lower) < 0 <= f(upper). One loop narrows all brackets at once; a
+solver only proposes the next points. f = 0 counts as positive, so that on a plateau of zeros the
+bracket closes on the left end (Thm. A.1). NaN counts as +inf.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from acert.errors import InvalidInput
+
+__all__ = ["Bisection", "Brent", "RootResult", "RootStatus", "Solver"]
+
+# After k steps a bracket of Brent's is at most _LAG * 2**-k of the first one. 2**3 would mean three
+# steps behind bisection; a little less, because the tolerance depends on where the bracket ends up.
+_LAG = 7.0
+
+
+class RootStatus(IntEnum):
+    """How the search for one sample's root ended."""
+
+    POSITIVE_THROUGHOUT = 0  # f(lower) >= 0
+    NEGATIVE_THROUGHOUT = 1  # f(upper) < 0
+    CONVERGED = 2
+    UNCONVERGED = 3  # max_steps used up; the bracket still holds
+
+
+class RootResult(NamedTuple):
+    """Bracket, estimate, status and cost per sample, each of shape (B,).
+
+    `lower` is the last point with f < 0 and `upper` the first with f >= 0; f was evaluated at both.
+    Where f >= 0 throughout, both are the given lower end; where f < 0 throughout, the upper end.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    estimate: Tensor  # root of the secant through the bracket; its midpoint where f is infinite
+    status: Tensor  # uint8, values of RootStatus
+    steps: Tensor  # int32, evaluations of f besides those at the two given ends
+
+
+class _State(NamedTuple):
+    """Brackets and what Brent's method remembers, each (B,); a, d and e are Brent's names."""
+
+    lower: Tensor
+    f_lower: Tensor
+    upper: Tensor
+    f_upper: Tensor
+    a: Tensor  # the best point before the present one
+    f_a: Tensor
+    d: Tensor  # the last step
+    e: Tensor  # the step before the last
+    schedule: Tensor  # half-width that a late bisection would have reached by now
+
+    @classmethod
+    def start(cls, lower: Tensor, f_lower: Tensor, upper: Tensor, f_upper: Tensor) -> "_State":
+        width = upper - lower
+        state = cls(lower, f_lower, upper, f_upper, lower, f_lower, width, width, width)
+        _, _, c, f_c = state.best_and_other_end()
+        return state._replace(a=c, f_a=f_c, schedule=_LAG * state.half_width)
+
+    @property
+    def midpoint(self) -> Tensor:
+        return 0.5 * self.lower + 0.5 * self.upper  # the sum itself may overflow
+
+    @property
+    def half_width(self) -> Tensor:
+        return 0.5 * (self.upper - self.lower)
+
+    def best_and_other_end(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Brent's b, f(b), c, f(c): |f| is smaller at b."""
+        lower_is_best = self.f_lower.abs() < self.f_upper.abs()
+        b = torch.where(lower_is_best, self.lower, self.upper)
+        f_b = torch.where(lower_is_best, self.f_lower, self.f_upper)
+        c = torch.where(lower_is_best, self.upper, self.lower)
+        f_c = torch.where(lower_is_best, self.f_upper, self.f_lower)
+        return b, f_b, c, f_c
+
+    def narrowed(self, x: Tensor, f_x: Tensor, active: Tensor) -> "_State":
+        """The state once f(x) is known; samples that are not active stay as they are."""
+        b, f_b, _, _ = self.best_and_other_end()
+        below = f_x < 0
+        bracket = self._replace(
+            lower=torch.where(below, x, self.lower),
+            f_lower=torch.where(below, f_x, self.f_lower),
+            upper=torch.where(below, self.upper, x),
+            f_upper=torch.where(below, self.f_upper, f_x),
+        )
+        x_is_best = bracket.best_and_other_end()[0] == x
+        # After a bisection or a change of sign, older steps say nothing about the next one.
+        forget = (x == self.midpoint) | (below != (f_b < 0))
+        after = bracket._replace(
+            a=torch.where(x_is_best, b, x),
+            f_a=torch.where(x_is_best, f_b, f_x),
+            d=x - b,
+            e=torch.where(forget, x - b, self.d),
+            schedule=0.5 * self.schedule,
+        )
+        pairs = zip(after, self, strict=True)
+        return _State(*[torch.where(active, new, old) for new, old in pairs])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solver(ABC):
+    """Root finder that stops when both ends are within `xtol + rtol * |root|` of the root.
+
+    `rtol` counts as at least four machine epsilons, so that every dtype can reach it.
+    """
+
+    xtol: float = 1e-10
+    rtol: float = 1e-5
+    max_steps: int = 100
+
+    def __post_init__(self) -> None:
+        if not 0 < self.xtol < math.inf:
+            raise InvalidInput(f"`xtol` must be positive and finite; got {self.xtol}")
+        if not 0 <= self.rtol < math.inf:
+            raise InvalidInput(f"`rtol` must be non-negative and finite; got {self.rtol}")
+        if self.max_steps < 1:
+            raise InvalidInput(f"`max_steps` must be at least 1; got {self.max_steps}")
+
+    @abstractmethod
+    def _proposal(self, state: _State) -> Tensor:
+        """Next points to evaluate, inside the bracket of every unfinished sample."""
+
+    @torch.no_grad()
+    def solve(
+        self,
+        f: Callable[..., Tensor],
+        lower: Tensor,
+        upper: Tensor,
+        *,
+        f_lower: Tensor | None = None,
+        f_upper: Tensor | None = None,
+        fixed_steps: bool = False,
+        indexed: bool = False,
+    ) -> RootResult:
+        """Leftmost root in [lower, upper] of each of the non-decreasing functions f: (B,) -> (B,).
+
+        `f_lower` and `f_upper` are values already known at the ends. By default the search stops
+        when all samples are done. With `indexed=True` it calls `f(x, index)` for the unfinished
+        samples only; `index` holds their int64 positions. `fixed_steps=True` runs `max_steps`
+        rounds on the whole batch without a host sync, for `torch.compile` and CUDA graphs; the
+        values of the ends are not checked then.
+
+        >>> cubes = torch.tensor([-1.0, 5.0, 1000.0])
+        >>> result = Brent().solve(lambda x: x**3 - cubes, torch.zeros(3), torch.full((3,), 4.0))
+        >>> result.estimate
+        tensor([0.0000, 1.7100, 4.0000])
+        >>> [RootStatus(code).name for code in result.status.tolist()]
+        ['POSITIVE_THROUGHOUT', 'CONVERGED', 'NEGATIVE_THROUGHOUT']
+        """
+        if fixed_steps and indexed:
+            raise InvalidInput("`indexed` must be False where `fixed_steps` is True; got True")
+        _check_ends(lower, upper, values=not (fixed_steps or torch.compiler.is_compiling()))
+
+        def evaluated(x: Tensor, active: Tensor) -> Tensor:
+            if not indexed:
+                return _values("f(x)", f(x), like=x)
+            f_x = torch.full_like(x, math.inf)
+            index = active.nonzero().squeeze(1)
+            if len(index) > 0:
+                f_x[index] = _values("f(x)", f(x[index], index), like=x[index])
+            return f_x
+
+        if f_lower is None:
+            f_lower = evaluated(lower, torch.ones_like(lower, dtype=torch.bool))
+        f_lower = _values("f_lower", f_lower, like=lower)
+        positive = f_lower >= 0
+        if f_upper is None:
+            f_upper = evaluated(upper, ~positive)
+        f_upper = _values("f_upper", f_upper, like=upper)
+        negative = ~positive & (f_upper < 0)
+
+        state = _State.start(lower, f_lower, upper, f_upper)
+        steps = torch.zeros_like(lower, dtype=torch.int32)
+        for _ in range(self.max_steps):
+            active = ~(positive | negative | self._converged(state))
+            if not fixed_steps and not active.any():
+                break
+            x = torch.where(active, self._proposal(state), state.lower)
+            state = state.narrowed(x, evaluated(x, active), active)
+            steps = steps + active
+
+        converged = self._converged(state)
+        status = torch.where(converged, RootStatus.CONVERGED, RootStatus.UNCONVERGED)
+        status = torch.where(negative, RootStatus.NEGATIVE_THROUGHOUT, status)
+        status = torch.where(positive, RootStatus.POSITIVE_THROUGHOUT, status).to(torch.uint8)
+        below = torch.where(negative, upper, state.lower)
+        above = torch.where(positive, lower, state.upper)
+        return RootResult(below, above, _secant_root(state).clamp(below, above), status, steps)
+
+    def _tolerance(self, x: Tensor) -> Tensor:
+        kind = torch.finfo(x.dtype)
+        return max(self.xtol, kind.tiny) + max(self.rtol, 4 * kind.eps) * x.abs()
+
+    def _converged(self, state: _State) -> Tensor:
+        # The end nearer to zero gives the smaller tolerance: the root's own is no smaller.
+        nearest = torch.minimum(state.lower.abs(), state.upper.abs())
+        return state.half_width < 0.5 * self._tolerance(nearest)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Bisection(Solver):
+    """Halves the bracket each step."""
+
+    def _proposal(self, state: _State) -> Tensor:
+        return state.midpoint
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Brent(Solver):
+    """Brent's method (1973, chapter 4), at most three steps behind bisection on any function.
+
+    Inverse quadratic interpolation or the secant where they look safe, else bisection. Brent's
+    own safeguard lets flat functions and plateaus cost bisection's count squared; a second one,
+    the projection of Oliveira and Takahashi (ITP, 2021), prevents that.
+    """
+
+    def _proposal(self, state: _State) -> Tensor:
+        a, f_a, e = state.a, state.f_a, state.e
+        b, f_b, c, f_c = state.best_and_other_end()
+        m = 0.5 * (c - b)
+        # The shortest step. Anything less, and the far end would never come near the root.
+        delta = torch.minimum(0.5 * self._tolerance(b), m.abs())
+
+        s, q, r = f_b / f_a, f_a / f_c, f_b / f_c
+        secant = 2 * m * s / (s - 1)
+        quadratic = s * (2 * m * q * (q - r) - (b - a) * (r - 1)) / ((q - 1) * (r - 1) * (1 - s))
+        step = torch.where(a == c, secant, quadratic)
+
+        safe = f_c.isfinite() & (f_b.abs() < f_a.abs()) & (e.abs() > delta)
+        safe &= 2 * step.abs() < torch.minimum(e.abs(), 3 * m.abs() - delta)
+        arrived = safe & (step.abs() <= delta)
+        step = torch.where(arrived, delta.copysign(m), step)
+        return _on_schedule(state, torch.where(safe, b + step, state.midpoint), arrived)
+
+
+def _on_schedule(state: _State, x: Tensor, arrived: Tensor) -> Tensor:
+    """x, moved towards the midpoint where the larger part it may leave would be too large.
+
+    That part is half the bracket for bisection and `schedule` at most. A step goes no further than
+    their geometric mean, so that a later step still has something to risk. Only a step that claims
+    to have arrived at the root may risk all.
+    """
+    geometric_mean = state.half_width.sqrt() * state.schedule.sqrt()
+    larger_side = torch.where(arrived, state.schedule, geometric_mean)
+    return x.clamp(state.upper - larger_side, state.lower + larger_side)
+
+
+def _secant_root(state: _State) -> Tensor:
+    finite = state.f_lower.isfinite() & state.f_upper.isfinite()
+    # The ratio may overflow harmlessly; the difference of the two would give inf / inf.
+    ratio = state.f_upper / state.f_lower
+    weight = torch.where(finite & (ratio <= 0), 1 / (1 - ratio), 0.5)
+    return (1 - weight) * state.lower + weight * state.upper
+
+
+def _values(name: str, values: Tensor, *, like: Tensor) -> Tensor:
+    """The values, of the right kind, with +inf for NaN."""
+    _check_like(name, values, like)
+    return torch.where(values.isnan(), math.inf, values)
+
+
+def _check_like(name: str, values: Tensor, like: Tensor) -> None:
+    got, wanted = ((tuple(t.shape), t.dtype, t.device) for t in (values, like))
+    if got != wanted:
+        words = "`{}` must have shape {}, dtype {} and device {}; got {}, {} and {}"
+        raise InvalidInput(words.format(name, *wanted, *got))
+
+
+def _check_ends(lower: Tensor, upper: Tensor, *, values: bool) -> None:
+    if lower.ndim != 1:
+        raise InvalidInput(f"`lower` must have shape (B,); got {tuple(lower.shape)}")
+    if not lower.is_floating_point():
+        raise InvalidInput(f"`lower` must have a floating-point dtype; got {lower.dtype}")
+    _check_like("upper", upper, lower)
+    if not values:
+        return
+    for name, end in (("lower", lower), ("upper", upper)):
+        if not (finite := end.isfinite()).all():
+            raise InvalidInput(f"`{name}` must be finite; got {end[~finite][0].item()}")
+    if (crossed := lower > upper).any():
+        low, high = lower[crossed][0].item(), upper[crossed][0].item()
+        raise InvalidInput(f"`upper` must be at least `lower`; got {high} with `lower` {low}")
