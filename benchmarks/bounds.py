@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import platform
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -127,25 +128,20 @@ def peak_bytes(run: Run, device: torch.device) -> int:
         before = torch.cuda.memory_allocated(device)
         run()
         return torch.cuda.max_memory_allocated(device) - before
-    peak = before = resident_bytes()
-    done = threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.0005):
-            peak = max(peak, resident_bytes())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    run()
-    done.set()
-    watcher.join()
-    return peak - before
+    with torch.profiler.profile(profile_memory=True) as profile:
+        run()
+    # Every allocation and release of a tensor, in order of time.
+    events = [event for event in profile.profiler.kineto_results.events() if is_memory(event)]
+    held = itertools.accumulate(event.nbytes() for event in sorted(events, key=start_ns))
+    return max(held, default=0)
 
 
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
+def is_memory(event: Any) -> bool:
+    return bool(event.name() == "[memory]")
+
+
+def start_ns(event: Any) -> int:
+    return int(event.start_ns())
 
 
 def hardware(device: torch.device) -> str:

@@ -108,7 +108,7 @@ def test_reading_names_the_file(error: Exception) -> None:
 
 
 def test_reading_leaves_errors_that_are_ours() -> None:
-    with pytest.raises(InvalidInput, match="^`x` must be 1$"), reading(Path("a/file")):
+    with pytest.raises(InvalidInput, match=r"^`x` must be 1$"), reading(Path("a/file")):
         raise InvalidInput("`x` must be 1")
 
 

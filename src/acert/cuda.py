@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +22,7 @@ from acert.data import Draws
 if TYPE_CHECKING:
     from acert.training import Batch, Trainer
 
-__all__ = ["update"]
+__all__ = ["own_stream", "update"]
 
 _WARM_UP = 3
 
@@ -42,15 +44,12 @@ class CapturedStep:
         def run() -> Tensor:
             return trainer.update(static, self.scalars, regularize=regularize)
 
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                run()
-        torch.cuda.current_stream().wait_stream(stream)
+        for _ in range(_WARM_UP):
+            run()
+        torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         trainer.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
             self.terms = run()
         # The warm-up trained on its own: what it moved goes back.
         fresh = {id(tensor): value for tensor, value in zip(saved, before, strict=True)}
@@ -69,6 +68,23 @@ class CapturedStep:
         self.scalars.copy_(scalars, non_blocking=True)
         self.graph.replay()
         return self.terms
+
+
+@contextmanager
+def own_stream(trainer: Trainer) -> Iterator[None]:
+    """Runs on the trainer's own stream: a graph cannot be captured on the default one.
+
+    Gradient accumulators remember the stream they were made on, so all steps share this one.
+    """
+    outside = torch.cuda.current_stream(trainer.device)
+    if trainer.stream is None:
+        trainer.stream = torch.cuda.Stream(trainer.device)  # type: ignore[no-untyped-call]
+    trainer.stream.wait_stream(outside)
+    try:
+        with torch.cuda.stream(trainer.stream):
+            yield
+    finally:
+        outside.wait_stream(trainer.stream)
 
 
 def update(trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from acert.bounds.checks import (
     Domain,
+    check_batch_size,
     check_images,
     check_labels,
     check_logits,
@@ -92,9 +93,9 @@ def certified_radius(
     a larger certified radius can exist; the margin at `value` itself is negative all the same.
 
     `batch_size` samples are held in memory at a time, 256 if None (CROWN: 32).
-    `differentiable=True` gives `value` the gradient of the
-    implicit function theorem (Thm. 3.4) with respect to parameters and images; it is 0 where
-    the radius is 0 or `max_radius`, and where the margin does not grow with the radius.
+    `differentiable=True` gives `value` the gradient of the implicit function theorem (Thm. 3.4)
+    with respect to parameters and images; it is 0 where the radius is 0 or `max_radius`, and
+    where the margin does not grow with the radius.
 
     >>> model = nn.Linear(2, 2).requires_grad_(False)
     >>> _ = model.weight.copy_(torch.eye(2)), model.bias.zero_()
@@ -317,8 +318,7 @@ def _check(
     check_bounds(bounds)
     if arithmetic not in ARITHMETICS:
         raise InvalidInput(f"`arithmetic` must be one of {sorted(ARITHMETICS)}; got {arithmetic!r}")
-    if batch_size is not None and batch_size < 1:
-        raise InvalidInput(f"`batch_size` must be at least 1 or None; got {batch_size}")
+    check_batch_size(batch_size)
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         other = parameter.is_floating_point() and parameter.dtype != torch.float32
         if arithmetic == "float32" and other:

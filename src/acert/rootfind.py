@@ -122,8 +122,9 @@ class Solver(ABC):
     def __post_init__(self) -> None:
         if not 0 < self.xtol < math.inf:
             raise InvalidInput(f"`xtol` must be positive and finite; got {self.xtol}")
-        if not 0 <= self.rtol < math.inf:
-            raise InvalidInput(f"`rtol` must be non-negative and finite; got {self.rtol}")
+        # From 1 on, Brent's shortest step could leave the bracket.
+        if not 0 <= self.rtol < 1:
+            raise InvalidInput(f"`rtol` must be in [0, 1); got {self.rtol}")
         if self.max_steps < 1:
             raise InvalidInput(f"`max_steps` must be at least 1; got {self.max_steps}")
 
@@ -232,7 +233,7 @@ class Brent(Solver):
         b, f_b, c, f_c = state.best_and_other_end()
         m = 0.5 * (c - b)
         # The shortest step. Anything less, and the far end would never come near the root.
-        delta = torch.minimum(0.5 * self._tolerance(b), m.abs())
+        delta = 0.5 * self._tolerance(b)
 
         s, q, r = f_b / f_a, f_a / f_c, f_b / f_c
         secant = 2 * m * s / (s - 1)

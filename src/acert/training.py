@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from acert.losses import TERMS, Objective, Scalars
 from acert.methods import Attack, Method
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius, epoch_of
 
-__all__ = ["Batch", "Settings", "Trainer"]
+__all__ = ["Batch", "Settings", "Tally", "Trainer"]
 
 _ADAM_BETAS = (0.9, 0.999)
 _PRECISIONS = ("float32", "tf32")
@@ -80,11 +80,45 @@ class Batch:
     noise: Tensor | None
 
 
+class Tally:
+    """Sums over the steps of an unfinished epoch; on the device, so that no step waits for them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(len(TERMS), dtype=torch.float64, device=device)
+        # For each term the first step at which it was not finite, or infinity.
+        self.failed = torch.full_like(self.sums, math.inf)
+        self.samples = 0
+        self.seconds = 0.0
+
+    def add(self, terms: Tensor, samples: int, step: int) -> None:
+        """Counts the terms of one step."""
+        terms = terms.double()
+        self.sums += terms * samples
+        self.failed = torch.minimum(
+            self.failed, torch.where(terms.isfinite(), math.inf, float(step))
+        )
+        self.samples += samples
+
+    def check(self) -> None:
+        """Raises if a term was NaN or infinite, with the first such step and its term named."""
+        if bool(self.failed.isfinite().any()):
+            first = int(self.failed.min())
+            failed = zip(TERMS, self.failed.tolist(), strict=True)
+            terms = [name for name, step in failed if step == first]
+            # The loss is the sum of the others, so it is named only if none of them is to blame.
+            term = terms[1] if len(terms) > 1 else terms[0]
+            raise RunError(f"the {term} term was not finite at step {first}")
+
+    def means(self) -> dict[str, float]:
+        """The mean of each term over all samples so far."""
+        return dict(zip(TERMS, (self.sums / self.samples).tolist(), strict=True))
+
+
 class Trainer:
     """A model on its way: `run_epoch` trains one epoch from wherever the last call stopped.
 
-    `step` counts the batches done; together with the model's and the optimiser's tensors it is
-    the whole state.
+    `step` counts the batches done; together with the model's and the optimiser's tensors and
+    the tally of the epoch it is the whole state.
     """
 
     def __init__(self, model: nn.Module, train: Split, settings: Settings) -> None:
@@ -112,9 +146,11 @@ class Trainer:
             self.parameters, lr=rate, betas=_ADAM_BETAS, fused=on_cuda, capturable=on_cuda
         )
         self.step = 0
+        self.tally = Tally(self.device)
         # On CUDA the compiled loss and the captured steps; None where a model does not compile.
         self.loss: Callable[..., Tensor] = self.objective
         self.captured: dict[bool, Any] | None = {}
+        self.stream: Any = None
 
     # -- schedules and batches: functions of the step -----------------------------------
 
@@ -131,8 +167,9 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the next step, from 1."""
-        return epoch_of(self.step, steps_per_epoch=self.steps_per_epoch)
+        """Epoch under way, from 1: that of the next step, or of the last until it is reported."""
+        step = self.step - 1 if self.tally.samples else self.step
+        return epoch_of(step, steps_per_epoch=self.steps_per_epoch)
 
     def regularizes(self, step: int) -> bool:
         """Whether the regularisers are on: until the radius schedule has run its course."""
@@ -218,33 +255,27 @@ class Trainer:
     def run_epoch(self, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
         """Trains to the end of the current epoch; returns the means of the terms.
 
-        `on_step` is called with the number of steps done. NaN or infinity in a loss stops the
-        run at the end of the epoch at the latest, with the step and the term named.
+        `on_step` is called with the number of steps done; what it raises leaves a state from
+        which another call goes on. NaN or infinity in a loss stops the run at the end of the
+        epoch at the latest, with the step and the term named.
         """
-        epoch, start = self.epoch, self.step % self.steps_per_epoch
+        epoch = self.epoch
+        start = self.step - (epoch - 1) * self.steps_per_epoch
         self.model.train()
-        began, samples = time.perf_counter(), 0
-        sums = torch.zeros(len(TERMS), dtype=torch.float64, device=self.device)
-        # Row 0: the first step whose term was not finite, or infinity; row 1 and on, the terms.
-        failed = torch.full((len(TERMS),), math.inf, dtype=torch.float64, device=self.device)
+        mark = time.perf_counter()
         with self.arithmetic():
             for batch in self.batches(epoch, start):
-                terms = self._step(batch).double()
-                sums += terms * len(batch.index)
-                here = torch.where(terms.isfinite(), math.inf, float(self.step))
-                failed = torch.minimum(failed, here)
-                samples += len(batch.index)
+                self.tally.add(self._step(batch), len(batch.index), self.step)
                 self.step += 1
+                mark, before = time.perf_counter(), mark
+                self.tally.seconds += mark - before
                 if on_step is not None:
                     on_step(self.step)
-        if bool(failed.isfinite().any()):
-            first = int(failed.min())
-            term = TERMS[max(int(failed.argmin()), 1) if failed[1:].min() <= first else 0]
-            raise RunError(f"the {term} term was not finite at step {first} (epoch {epoch})")
-        means = (sums / samples).tolist()
-        return dict(zip(TERMS, means, strict=True)) | {
-            "epoch": float(epoch), "seconds": time.perf_counter() - began,
-        }  # fmt: skip
+        self.tally.check()
+        means = self.tally.means()  # waits for the device, so the time is right afterwards
+        seconds = self.tally.seconds + time.perf_counter() - mark
+        self.tally = Tally(self.device)
+        return means | {"epoch": float(epoch), "seconds": seconds}
 
     def _step(self, batch: Batch) -> Tensor:
         scalars = self.scalars(self.step)
@@ -255,6 +286,57 @@ class Trainer:
             return cuda.update(self, batch, scalars, regularize=regularize)
         return self.update(batch, scalars, regularize=regularize)
 
+    # -- the state: all that a stopped run needs to go on as if it had not been stopped -----
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Every tensor of the state by name, and its numbers; refused where NaN has got in."""
+        self.tally.check()
+        tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"adam/{key}/{name}"] = value
+        for name, value in tensors.items():
+            if value.is_floating_point() and bool(value.isnan().any()):
+                raise RunError(f"{name} was not finite after step {self.step - 1}")
+        tensors |= {"tally/sums": self.tally.sums, "tally/failed": self.tally.failed}
+        tensors["random/cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
+        samples, seconds = self.tally.samples, self.tally.seconds
+        return tensors, {"step": self.step, "samples": samples, "seconds": seconds}
+
+    def restore(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        """Goes back to what `state` returned, on whatever device it was; before the first step."""
+        weights = {
+            name.removeprefix("model/"): value
+            for name, value in tensors.items()
+            if name.startswith("model/")
+        }
+        self.model.load_state_dict(weights)
+        step_device = self.device if self.optimizer.defaults["capturable"] else "cpu"
+        for name, parameter in self.model.named_parameters():
+            step = tensors.get(f"adam/step/{name}")
+            if step is not None:
+                moments = {
+                    key: torch.empty_like(parameter).copy_(tensors[f"adam/{key}/{name}"])
+                    for key in ("exp_avg", "exp_avg_sq")
+                }
+                self.optimizer.state[parameter] = {"step": step.to(step_device), **moments}
+        self.step = int(numbers["step"])
+        self.tally.sums.copy_(tensors["tally/sums"])
+        self.tally.failed.copy_(tensors["tally/failed"])
+        self.tally.samples, self.tally.seconds = int(numbers["samples"]), numbers["seconds"]
+        torch.set_rng_state(tensors["random/cpu"])
+        if self.device.type == "cuda" and "random/cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random/cuda"], self.device)
+
+    def _stream(self) -> AbstractContextManager[None]:
+        if self.device.type != "cuda":
+            return nullcontext()
+        from acert import cuda
+
+        return cuda.own_stream(self)
+
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
         """TF32 on CUDA where the settings say so; the caller's choice comes back afterwards."""
@@ -264,6 +346,7 @@ class Trainer:
         wanted = "tf32" if self.settings.precision == "tf32" else "ieee"
         try:
             matmul.fp32_precision, conv.fp32_precision = wanted, wanted
-            yield
+            with self._stream():
+                yield
         finally:
             matmul.fp32_precision, conv.fp32_precision = before

@@ -17,38 +17,12 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
+from acert.bounds.bound_pass import BatchStatistics, BoundPass, Source
 from acert.bounds.rounding import OWN_UNIT, Rounding
 from acert.bounds.table import RULES, Entry, Function
 from acert.errors import InvalidInput, UnsupportedOperation
 
-__all__ = ["Affine", "BatchStatistics", "BoundPass", "Interval"]
-
-
-class BatchStatistics(NamedTuple):
-    """Mean and biased variance of one batch norm call, as its clean pass saw them."""
-
-    mean: Tensor
-    variance: Tensor
-
-
-class BoundPass:
-    """What all intervals of one pass share: the rounding and the batch statistics to replay."""
-
-    def __init__(
-        self,
-        rounding: Rounding | None = None,
-        statistics: tuple[BatchStatistics, ...] | None = None,
-    ) -> None:
-        self.rounding = rounding
-        self.statistics = statistics
-        self.used_statistics = 0
-
-    def next_statistics(self) -> BatchStatistics | None:
-        """The statistics of the next batch norm call, in call order; None if there are none."""
-        if self.statistics is None or self.used_statistics == len(self.statistics):
-            return None
-        self.used_statistics += 1
-        return self.statistics[self.used_statistics - 1]
+__all__ = ["Affine", "BatchStatistics", "BoundPass", "Interval", "Source"]
 
 
 class Affine(NamedTuple):
@@ -76,6 +50,7 @@ class Interval:
         "_operation",
         "_pass",
         "_radius",
+        "_source",
         "_upper",
         "_version",
     )
@@ -88,6 +63,7 @@ class Interval:
     _pass: BoundPass
     _memory: list[int]
     _version: int
+    _source: Source | None
 
     def __init__(self, lower: Tensor, upper: Tensor) -> None:
         if lower.shape != upper.shape or lower.dtype != upper.dtype:
@@ -110,6 +86,7 @@ class Interval:
         object.__setattr__(self, "_pass", fields.get("bound_pass") or BoundPass())
         object.__setattr__(self, "_affine", fields.get("affine"))
         object.__setattr__(self, "_operation", None)
+        object.__setattr__(self, "_source", fields.get("source"))
         object.__setattr__(self, "_memory", [0])
         object.__setattr__(self, "_version", 0)
 
@@ -202,6 +179,16 @@ class Interval:
         return self._affine
 
     @property
+    def source(self) -> Source | None:
+        """The call this box came out of; None for a pass's input, and where none is recorded."""
+        return self._source
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether its memory was overwritten through another view, so that it is out of date."""
+        return self._version != self._memory[0]
+
+    @property
     def operation(self) -> str:
         """Name of the operation this box came out of."""
         return "its input" if self._operation is None else operation_name(self._operation)
@@ -249,6 +236,9 @@ class Interval:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __iter__(self) -> Iterator[Interval]:
+        return iter(self.unbind(0))
+
     def __repr__(self) -> str:
         return f"Interval(lower={self.lower}, upper={self.upper})"
 
@@ -263,31 +253,47 @@ class Interval:
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs) if kwargs else {}
+        # What torch.compile makes of `interval - tensor` and `interval / tensor`.
+        if func is torch.Tensor.__rsub__:
+            func = torch.rsub
+        elif func is torch.Tensor.__rtruediv__:
+            func, args = torch.div, args[::-1]
         entry = RULES.get(func)
-        if entry is None or kwargs.pop("out", None) is not None:
+        if entry is None:
             refuse(func)
+        if kwargs.pop("out", None) is not None:
+            refuse(func, "`out` must be None")
         inputs = list(intervals_in(args))
         inputs.extend(intervals_in(tuple(kwargs.values())))
         for interval in inputs:
-            if interval._version != interval._memory[0]:
+            if interval.overwritten:
                 refuse(func, "one of its inputs was overwritten in place through another view")
         first = args[0] if args else kwargs.get("input")
         if not entry.mixed and not (len(inputs) == 1 and inputs[0] is first):
             refuse(func, "only its first argument may depend on the model's input")
         overwrite = kwargs.pop("inplace", False) or entry.inplace
+        if entry.inplace_at is not None and len(args) > entry.inplace_at:
+            overwrite, args = args[entry.inplace_at], args[: entry.inplace_at]
         result = entry.rule(*args, **kwargs)
         outputs = result if isinstance(result, tuple) else (result,)
         for output in outputs:
             if not isinstance(output, Interval):
                 refuse(func, f"its rule returned {type(output).__name__}, not an Interval")
-            output._finish(func, entry, inputs)
+            output._finish(func, entry, inputs, args, kwargs)
         if overwrite and result is not first:
             if not isinstance(first, Interval) or first.shape != result.shape:
                 refuse(func, "it overwrites a tensor that cannot hold the result")
             return first._overwrite(result)
         return result
 
-    def _finish(self, func: Function, entry: Entry, inputs: list[Interval]) -> None:
+    def _finish(
+        self,
+        func: Function,
+        entry: Entry,
+        inputs: list[Interval],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
         """Files a rule's result into the pass, widened by the rounding the table states."""
         if any(self is interval for interval in inputs):
             return  # the identity
@@ -299,20 +305,26 @@ class Interval:
         if entry.ulps and self.rounding is not None:
             radius = self.radius
             magnitude = self.magnitude
+            if not entry.elementwise:
+                magnitude = _of_sample(magnitude, magnitude.ndim).expand_as(magnitude)
             for interval in inputs:
                 met = interval.magnitude
-                if met.shape != magnitude.shape:  # not element-wise: the sample's largest
-                    met = met.flatten(1).amax(1).reshape(-1, *[1] * (magnitude.ndim - 1))
+                if not entry.elementwise or met.shape != magnitude.shape:
+                    met = _of_sample(met, magnitude.ndim)
                 magnitude = torch.maximum(magnitude, met)
             object.__setattr__(
                 self, "_radius", self.rounding.widen(radius, magnitude, ulps=entry.ulps)
             )
             object.__setattr__(self, "_lower", None)
             object.__setattr__(self, "_upper", None)
+            object.__setattr__(self, "_affine", None)  # elision would not see the widening
+        if self._pass.record:
+            source = self._pass.noted(func, entry, copied(args), copied([*kwargs.items()]))
+            object.__setattr__(self, "_source", source)
 
     def _overwrite(self, result: Interval) -> Interval:
         """Takes over `result` in place; other views of this memory become unusable."""
-        for name in ("_lower", "_upper", "_center", "_radius", "_affine", "_operation"):
+        for name in ("_lower", "_upper", "_center", "_radius", "_affine", "_operation", "_source"):
             object.__setattr__(self, name, getattr(result, name))
         self._memory[0] += 1
         object.__setattr__(self, "_version", self._memory[0])
@@ -379,6 +391,32 @@ def intervals_in(values: tuple[Any, ...]) -> Iterator[Interval]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from intervals_in(tuple(value))
+
+
+def _of_sample(magnitude: Tensor, ndim: int) -> Tensor:
+    """The largest magnitude of each sample, to broadcast over `ndim` axes."""
+    return magnitude.reshape(len(magnitude), -1).amax(1).reshape(-1, *[1] * (ndim - 1))
+
+
+def copied(value: Any) -> Any:
+    """`value`, with copies that share their tensors in place of the intervals in it."""
+    if isinstance(value, (list, tuple)):
+        return [copied(part) for part in value]
+    if not isinstance(value, Interval):
+        return value
+    copy = Interval.__new__(Interval)
+    copy._fill(
+        lower=value._lower, upper=value._upper, center=value._center, radius=value._radius,
+        bound_pass=value._pass, source=value._source,
+    )  # fmt: skip
+    return copy
+
+
+def constant(value: Tensor | float, like: Tensor | Interval) -> Tensor:
+    """A constant in the type and on the device of `like`; a number gets there without a sync."""
+    if isinstance(value, Tensor):
+        return value.to(like.device, like.dtype)
+    return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
 def operation_name(function: Function) -> str:

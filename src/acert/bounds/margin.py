@@ -18,12 +18,15 @@ from acert.bounds.checks import (
     domain_ends,
     warn_if_probabilities,
 )
+from acert.bounds.crown import crown_differences
 from acert.bounds.interval import Affine, BoundPass, Interval
 from acert.bounds.propagation import Statistics, propagate
 from acert.bounds.rounding import OWN_UNIT, Rounding, own_gamma
-from acert.errors import UnsupportedOperation
+from acert.errors import InvalidInput, UnsupportedOperation
 
 __all__ = ["box", "certified_margin", "margin", "upper_differences", "worst_case_logits"]
+
+BOUNDS = ("ibp", "crown-ibp")
 
 
 def certified_margin(
@@ -35,16 +38,19 @@ def certified_margin(
     elide: bool = True,
     domain: Domain = (0.0, 1.0),
     statistics: Statistics | None = None,
+    bounds: str = "ibp",
 ) -> Tensor:
     """Upper bound of max_{i != y} z_i - z_y over the box, one a sample (Eq. 3).
 
     Negative means certified at that `radius` (Eq. 4), up to rounding. `elide=True` fuses the
     last linear layer with the difference, which is never looser. The box is
     [x - radius, x + radius] inside `domain`; `domain=None` leaves it unclamped.
+    `bounds="crown-ibp"` takes the smaller of CROWN's and the interval bound for each class.
     """
     logits = worst_case_logits(
-        model, images, labels, radius, elide=elide, domain=domain, statistics=statistics
-    )
+        model, images, labels, radius,
+        elide=elide, domain=domain, statistics=statistics, bounds=bounds,
+    )  # fmt: skip
     return margin(logits, labels)
 
 
@@ -57,26 +63,36 @@ def worst_case_logits(
     elide: bool = True,
     domain: Domain = (0.0, 1.0),
     statistics: Statistics | None = None,
+    bounds: str = "ibp",
 ) -> Tensor:
     """Logits whose cross entropy is the robust loss (Eqs. 5, 6), shape (batch, classes).
 
     Plain: upper bounds, and the lower bound at the label. Elided: upper bounds of z_i - z_y,
     which is 0 at the label; the same up to a shift if nothing were gained by eliding.
+    `bounds="crown-ibp"` gives differences in both cases, the smaller of CROWN's and these.
     """
+    check_bounds(bounds)
     compiling = torch.compiler.is_compiling()
     if not compiling:
         check_model(model, images)
         check_images(images, domain)
         check_labels(labels, images)
+        check_radius(radius, images)
     if not isinstance(radius, Tensor):
         radius = torch.full(images.shape[:1], radius, dtype=images.dtype, device=images.device)
-    if not compiling:
-        check_radius(radius, images)
-    output = propagate(model, box(images, radius, domain).within(BoundPass(statistics=statistics)))
+    bound_pass = BoundPass(statistics=statistics, record=bounds == "crown-ibp")
+    output = propagate(model, box(images, radius, domain).within(bound_pass))
     if not compiling:
         check_logits(output, labels, len(images))
         warn_if_probabilities(output.center.detach())
-    return upper_differences(output, labels) if elide else plain_worst_case(output, labels)
+    worst_case = upper_differences(output, labels) if elide else plain_worst_case(output, labels)
+    return worst_case if bounds == "ibp" else tighter_differences(output, labels, worst_case)
+
+
+def check_bounds(bounds: str) -> None:
+    """Refuses bounds that do not exist."""
+    if bounds not in BOUNDS:
+        raise InvalidInput(f"`bounds` must be one of {sorted(BOUNDS)}; got {bounds!r}")
 
 
 def box(
@@ -89,7 +105,9 @@ def box(
         lower = torch.nextafter(lower, torch.full_like(lower, -math.inf))
         upper = torch.nextafter(upper, torch.full_like(upper, math.inf))
     if domain is not None:
+        # As float32 an image may lie beyond an end that it was checked against as float32.
         low, high = domain_ends(domain, images)
+        low, high = torch.minimum(low, images), torch.maximum(high, images)
         lower, upper = torch.maximum(lower, low), torch.minimum(upper, high)
     return Interval(lower, upper).within(BoundPass(rounding))
 
@@ -106,6 +124,13 @@ def plain_worst_case(output: Interval, labels: Tensor) -> Tensor:
     lower, upper = output.ends()
     own = F.one_hot(labels.long(), upper.shape[1]).bool()
     return torch.where(own, lower, upper)
+
+
+def tighter_differences(output: Interval, labels: Tensor, worst_case: Tensor) -> Tensor:
+    """Upper bounds of z_i - z_y: CROWN's where smaller than those of the worst-case logits."""
+    differences = worst_case - worst_case.gather(1, labels.long().unsqueeze(1))
+    crown = crown_differences(output, labels)
+    return torch.where(crown < differences, crown, differences)  # never a NaN of CROWN's
 
 
 def upper_differences(output: Interval, labels: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 import acert.bounds.rules  # noqa: F401  fills the rule table
-from acert.bounds.interval import BatchStatistics, BoundPass, Interval
+from acert.bounds.interval import BatchStatistics, BoundPass, Interval, intervals_in
 from acert.errors import InvalidInput, UnsupportedOperation
 
-__all__ = ["Statistics", "clean_pass", "interval_bounds", "propagate"]
+__all__ = ["Statistics", "clean_pass", "evaluation_logits", "interval_bounds", "propagate"]
 
 Statistics = tuple[BatchStatistics, ...]
 
@@ -50,7 +50,8 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
     # Models count batches and the like in buffers: a bound pass writes to copies.
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     if torch.compiler.is_compiling():  # no traceback to read there
-        return _call(model, buffers, box)
+        with _Everywhere():
+            return _call(model, buffers, box)
     try:
         output = _call(model, buffers, box)
     except (UnsupportedOperation, TypeError, AttributeError) as error:
@@ -63,6 +64,10 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
             f"the model returned {type(output).__name__} for an interval: its output must be one "
             "tensor that depends on its input through supported operations"
         )
+    if output.overwritten:
+        raise UnsupportedOperation(
+            "the model returned a tensor that was overwritten in place through another view"
+        )
     bound_pass = box.bound_pass
     if bound_pass.used_statistics != len(bound_pass.statistics or ()):
         raise InvalidInput(
@@ -70,6 +75,18 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
             f"{len(bound_pass.statistics or ())} entries, used {bound_pass.used_statistics}"
         )
     return output
+
+
+class _Everywhere(TorchFunctionMode):
+    """Lets torch.compile see the intervals in a tuple, as in `torch.cat((x, y))`."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(True for _ in intervals_in((*args, *kwargs.values()))):
+            return Interval.__torch_function__(func, types, args, kwargs)
+        return func(*args, **kwargs)
 
 
 def clean_pass(model: nn.Module, images: Tensor) -> tuple[Tensor, Statistics]:
@@ -106,6 +123,32 @@ class _Recorder(TorchFunctionMode):
             variance, mean = torch.var_mean(input, dims, correction=0)
             self.statistics.append(BatchStatistics(mean, variance))
         return func(*args, **kwargs)
+
+
+class _Evaluation(TorchFunctionMode):
+    """Lets batch norm use its running statistics and dropout do nothing, whatever the mode."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        # A batch norm that keeps no running statistics uses the batch's in evaluation too.
+        keeps_none = func is F.batch_norm and args[1] is None
+        if func in _DEPEND_ON_MODE and "training" in kwargs and not keeps_none:
+            kwargs["training"] = False
+        return func(*args, **kwargs)
+
+
+# What the modules call, always with `training` by keyword.
+_DEPEND_ON_MODE = (F.batch_norm, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout)
+
+
+def evaluation_logits(model: nn.Module, images: Tensor) -> Tensor:
+    """The logits that the model would give in evaluation, in whatever mode it is left."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with _Evaluation():
+        logits: Tensor = functional_call(model, buffers, (images,))
+    return logits
 
 
 def _training(

@@ -25,8 +25,9 @@ _SPARE = 16
 class Rounding:
     """What one evaluation of the enclosed network may be off by.
 
-    `unit` is the unit roundoff, `tiny` the smallest normal number (anything below may be
-    flushed to zero), `largest` the largest finite number.
+    `unit` is the unit roundoff, half an ulp of 1; `tiny` the smallest normal number (anything
+    below may be flushed to zero); `largest` half the largest finite number: what stays below
+    that in exact arithmetic cannot be rounded up to infinity on the way.
     """
 
     name: str
@@ -40,16 +41,18 @@ class Rounding:
 
     def underflow(self, summands: int, weight: Tensor | float, value: Tensor | float) -> Tensor:
         """Absolute error of `summands` products whose factors or results may be flushed to zero."""
-        return torch.as_tensor(2 * summands * self.tiny * (1 + weight + value))
+        error = 2 * summands * self.tiny * (1 + weight + value)
+        return torch.as_tensor(error, dtype=torch.float64)  # as float32 it could be 0
 
     def widen(self, radius: Tensor, magnitude: Tensor, *, ulps: float, gain: float = 1.0) -> Tensor:
-        """`radius` plus `ulps` units of `magnitude`; infinite where the network may overflow.
+        """`radius` plus `ulps` of `magnitude`; NaN where the network may overflow.
 
-        `gain` is the steepest slope of the operation: an input flushed to zero moves the
-        result by that much.
+        An ulp is two units of roundoff, and one more pays for our own arithmetic. `gain` is the
+        steepest slope of the operation: an input flushed to zero moves the result by that much.
+        NaN rather than infinity, because no later operation makes a number of it again.
         """
-        radius = radius + (ulps + 2) * self.unit * magnitude + 16 * self.tiny * (1 + gain)
-        return torch.where(magnitude <= self.largest, radius, math.inf)
+        radius = radius + 2 * (ulps + 1) * self.unit * magnitude + 16 * self.tiny * (1 + gain)
+        return torch.where(magnitude <= self.largest, radius, math.nan)
 
 
 def own_gamma(summands: int) -> float:
@@ -69,6 +72,6 @@ def largest_magnitude(center: Tensor, radius: Tensor, dims: tuple[int, ...]) -> 
 
 _SINGLE = torch.finfo(torch.float32)
 _DOUBLE = torch.finfo(torch.float64)
-REAL = Rounding("real", OWN_UNIT, _DOUBLE.tiny, _DOUBLE.max)
-FLOAT32 = Rounding("float32", 2.0**-24, _SINGLE.tiny, _SINGLE.max)
+REAL = Rounding("real", OWN_UNIT, _DOUBLE.tiny, _DOUBLE.max / 2)
+FLOAT32 = Rounding("float32", 2.0**-24, _SINGLE.tiny, _SINGLE.max / 2)
 ROUNDINGS = {rounding.name: rounding for rounding in (REAL, FLOAT32)}

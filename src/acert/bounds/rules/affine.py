@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.interval import Affine, Interval, refuse
+from acert.bounds.interval import Affine, Interval, copied, refuse
 from acert.bounds.rounding import largest_magnitude, own_gamma
 from acert.bounds.table import rule
 
@@ -37,6 +37,8 @@ def affine(
     that lie in one slice along `summed_dims`.
     """
     center, radius = input.as_ball()
+    if input.bound_pass.observe and input.bound_pass.first_input is None:
+        input.bound_pass.first_input = Interval.ball(center, radius)
     weight = weight.to(center.dtype)
     bias = None if bias is None else bias.to(center.dtype)
     rounding = input.rounding
@@ -53,7 +55,7 @@ def affine(
     radius = operation(radius, weight.abs(), error) * (1 + 2 * own_gamma(summands))
     underflow = rounding.underflow(summands, largest_weight, reach)
     overflow = summands * largest_weight * reach + largest_bias > rounding.largest
-    radius = torch.where(overflow, math.inf, radius + underflow)
+    radius = torch.where(overflow, math.nan, radius + underflow)
     return Interval.ball(operation(center, weight, bias), radius), underflow
 
 
@@ -62,7 +64,8 @@ def linear(input: Interval, weight: Tensor, bias: Tensor | None = None) -> Inter
     output, underflow = affine(
         input, F.linear, weight, bias, summands=weight.shape[-1], summed_dims=(-1,)
     )
-    record = Affine(input, weight, bias, underflow)
+    # A copy, because the model may overwrite the input later on.
+    record = Affine(copied(input), weight, bias, underflow)
     object.__setattr__(output, "_affine", record)
     return output
 
@@ -111,7 +114,7 @@ def averaged(input: Interval, operation: Callable[[Tensor], Tensor], *, summands
         rounding = input.rounding
         magnitude = center.abs() + radius
         # Partial sums of a mean overflow before the division saves them.
-        magnitude = torch.where(summands * magnitude <= rounding.largest, magnitude, math.inf)
+        magnitude = torch.where(summands * magnitude <= rounding.largest, magnitude, math.nan)
         radius = radius + rounding.gamma(summands) * magnitude
         radius = radius + rounding.underflow(summands, 1.0, 1.0)
     output = operation(radius).abs()
@@ -172,11 +175,12 @@ def _reduction(function: Callable[..., Tensor]) -> Any:
         if dtype not in (None, input.dtype):
             refuse(function, f"`dtype` must be that of its input; got {dtype}")
         dims = axis if dim is None else dim
-        axes = range(input.ndim) if dims is None else dims if isinstance(dims, Sequence) else [dims]
+        axes = dims if isinstance(dims, Sequence) else [] if dims is None else [dims]
+        axes = axes or range(input.ndim)  # PyTorch takes no axes for all of them
         return averaged(
             input,
             lambda x: function(x, dim=tuple(axes), keepdim=keepdim or keepdims),
-            summands=math.prod(input.shape[axis] for axis in axes),
+            summands=math.prod([input.shape[axis] for axis in axes]),
         )
 
     return reduction
@@ -186,7 +190,7 @@ rule(torch.sum, torch.Tensor.sum, ulps=None)(_reduction(torch.sum))
 rule(torch.mean, torch.Tensor.mean, ulps=None)(_reduction(torch.mean))
 
 
-@rule(F.batch_norm, torch.batch_norm, ulps=None)
+@rule(F.batch_norm, ulps=None)
 def batch_norm(
     input: Interval,
     running_mean: Tensor | None,
@@ -196,7 +200,6 @@ def batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    cudnn_enabled: bool = False,
 ) -> Interval:
     if training:
         statistics = input.bound_pass.next_statistics()
@@ -212,12 +215,13 @@ def batch_norm(
         mean, variance = running_mean, running_var
     center, radius = input.as_ball()
     mean, variance = mean.to(center.dtype), variance.to(center.dtype)
-    scale = (variance + eps).rsqrt()
-    scale = scale if weight is None else scale * weight.to(center.dtype)
+    factor = torch.ones_like(mean) if weight is None else weight.to(center.dtype)
     shift = torch.zeros_like(mean) if bias is None else bias.to(center.dtype)
-    mean, scale, shift = (
-        value.reshape(-1, *[1] * (input.ndim - 2)) for value in (mean, scale, shift)
+    mean, variance, factor, shift = (
+        value.reshape(-1, *[1] * (input.ndim - 2)) for value in (mean, variance, factor, shift)
     )
+    inverse = (variance + eps).rsqrt()
+    scale = inverse * factor
     output = (center - mean) * scale + shift
     reach = center.abs() + radius + mean.abs()
     radius = radius * scale.abs()
@@ -225,7 +229,10 @@ def batch_norm(
         rounding = input.rounding
         # Parts that cancel in the result do not cancel in the error.
         magnitude = reach * scale.abs() + shift.abs()
-        radius = rounding.widen(radius, magnitude, ulps=16)
-        radius = radius + rounding.underflow(8, scale.abs(), reach)
-        radius = torch.where(reach <= rounding.largest, radius, math.inf)
+        radius = rounding.widen(radius, magnitude, ulps=8)
+        # A network may multiply in any order, and each product may overflow or be flushed.
+        product = (1 + reach) * (1 + inverse) * (1 + factor.abs())
+        radius = radius + rounding.underflow(8, 0.0, product)
+        usable = (product <= rounding.largest) & (variance + eps >= rounding.tiny / rounding.unit)
+        radius = torch.where(usable, radius, math.nan)
     return Interval.ball(output, radius)

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from acert.bounds.interval import Interval, refuse
+from acert.bounds.interval import Interval, constant, refuse
 from acert.bounds.table import rule
 
 Operand = Interval | Tensor | float
@@ -20,7 +20,7 @@ def _ball(operand: Operand, like: Interval) -> tuple[Tensor, Tensor | None]:
     """(center, radius) of an operand; a constant has no radius."""
     if isinstance(operand, Interval):
         return operand.as_ball()
-    return torch.as_tensor(operand, dtype=like.dtype, device=like.device), None
+    return constant(operand, like), None
 
 
 def _interval(input: Operand, other: Operand) -> Interval:
@@ -36,15 +36,16 @@ def _interval(input: Operand, other: Operand) -> Interval:
 def add(input: Operand, other: Operand, *, alpha: float = 1) -> Interval:
     like = _interval(input, other)
     if alpha != 1:
-        other = mul(other, alpha) if isinstance(other, Interval) else other * alpha
         if isinstance(other, Interval):
-            other.within(like.bound_pass)
+            other = mul(other, alpha).within(like.bound_pass)
+        else:  # scaled in our precision, not in its own
+            other = _ball(other, like)[0] * alpha
     (center, radius), (shift, other_radius) = _ball(input, like), _ball(other, like)
     output = center + shift
     radii = [r for r in (radius, other_radius) if r is not None]
     total = (radii[0] + radii[1] if len(radii) == 2 else radii[0]).expand_as(output)
     if like.rounding is not None:
-        total = like.rounding.widen(total, center.abs() + shift.abs() + total, ulps=2)
+        total = like.rounding.widen(total, center.abs() + shift.abs() + total, ulps=1)
     return Interval.ball(output, total)
 
 
@@ -103,11 +104,11 @@ def _scaled(input: Interval, center: Tensor, radius: Tensor, factor: Tensor) -> 
     """The ball with the rounding of one product added."""
     rounding = input.rounding
     if rounding is not None:
-        radius = rounding.widen(radius, center.abs() + radius, ulps=4)
+        radius = rounding.widen(radius, center.abs() + radius, ulps=2)
         radius = radius + rounding.underflow(4, factor, input.as_ball()[0].abs())
         # A divisor or factor below the smallest normal number may count as zero.
         usable = (factor <= 1 / rounding.tiny) & ((factor >= rounding.tiny) | (factor == 0))
-        radius = torch.where(usable, radius, math.inf)
+        radius = torch.where(usable, radius, math.nan)
     return Interval.ball(center, radius)
 
 
@@ -121,6 +122,6 @@ def _product(input: Interval, other: Interval) -> Interval:
         return output
     center, radius = output.as_ball()
     magnitude = output.magnitude
-    radius = rounding.widen(radius, magnitude, ulps=4)
+    radius = rounding.widen(radius, magnitude, ulps=2)
     radius = radius + rounding.underflow(4, input.magnitude, other.magnitude)
     return Interval.ball(center, radius)

@@ -39,6 +39,9 @@ def valley(input: Interval, function: Callable[[Tensor], Tensor], argmin: float)
 
 @rule(F.relu, torch.relu, torch.Tensor.relu, inplace=(torch.relu_, torch.Tensor.relu_), ulps=0)
 def relu(input: Interval) -> Interval:
+    if input.bound_pass.observe:
+        # A copy: an in-place ReLU goes on to overwrite the interval itself.
+        input.bound_pass.relu_inputs.append(input.map(lambda x: x))
     return increasing(input, torch.relu)
 
 
@@ -60,6 +63,22 @@ def elu(input: Interval, alpha: float = 1.0) -> Interval:
     return _steep(output, input, slope=alpha)
 
 
+def _settled(
+    input: Interval, function: Callable[[Tensor], Tensor], *, ulps: float = 1, at_least: float = 0
+) -> Interval:
+    """Bounds of a non-decreasing function that errs in ulps of its result, however large x is.
+
+    The ulps are those of `at_least` where the result is smaller.
+    """
+    output = increasing(input, function).within(input.bound_pass)
+    rounding = input.rounding
+    if rounding is None:
+        return output
+    center, radius = output.as_ball()
+    magnitude = output.magnitude.clamp(min=at_least)
+    return Interval.ball(center, rounding.widen(radius, magnitude, ulps=ulps))
+
+
 def _steep(output: Interval, input: Interval, *, slope: float) -> Interval:
     """Adds the rounding of a function that is as steep as `slope` below zero."""
     rounding = input.rounding
@@ -69,13 +88,13 @@ def _steep(output: Interval, input: Interval, *, slope: float) -> Interval:
     magnitude = torch.maximum(input.magnitude, output.magnitude)
     center, radius = output.as_ball()
     return Interval.ball(
-        center, rounding.widen(radius, magnitude, ulps=8, gain=max(1.0, abs(slope)))
+        center, rounding.widen(radius, magnitude, ulps=4, gain=max(1.0, abs(slope)))
     )
 
 
-@rule(F.hardtanh, torch._C._nn.hardtanh, inplace=(F.hardtanh_,), ulps=0)
+@rule(F.hardtanh, torch._C._nn.hardtanh, inplace=(F.hardtanh_,), ulps=None)
 def hardtanh(input: Interval, min_val: float = -1.0, max_val: float = 1.0) -> Interval:
-    return increasing(input, lambda x: F.hardtanh(x, min_val, max_val))
+    return _settled(input, lambda x: F.hardtanh(x, min_val, max_val))
 
 
 @rule(F.relu6, torch._C._nn.relu6, ulps=0)
@@ -85,7 +104,7 @@ def relu6(input: Interval) -> Interval:
 
 def _clamp(function: Callable[..., Tensor]) -> Any:
     def clamp(input: Interval, *args: Any, **kwargs: Any) -> Interval:
-        return increasing(input, lambda x: function(x, *args, **kwargs).to(x.dtype))
+        return _settled(input, lambda x: function(x, *args, **kwargs).to(x.dtype))
 
     return clamp
 
@@ -95,60 +114,73 @@ for _name in ("clamp", "clip", "clamp_min", "clamp_max"):
         getattr(torch, _name),
         getattr(torch.Tensor, _name),
         inplace=(getattr(torch, _name + "_"), getattr(torch.Tensor, _name + "_")),
-        ulps=0,
+        ulps=None,
     )(_clamp(getattr(torch, _name)))
 
 
 @rule(
     torch.sigmoid, torch.Tensor.sigmoid, torch.special.expit,
-    inplace=(torch.sigmoid_, torch.Tensor.sigmoid_), ulps=8,
+    inplace=(torch.sigmoid_, torch.Tensor.sigmoid_), ulps=None,
 )  # fmt: skip
 def sigmoid(input: Interval) -> Interval:
-    return increasing(input, torch.sigmoid)
+    return _settled(input, torch.sigmoid, ulps=4, at_least=1.0)
 
 
-@rule(torch.tanh, torch.Tensor.tanh, inplace=(torch.tanh_, torch.Tensor.tanh_), ulps=8)
+@rule(torch.tanh, torch.Tensor.tanh, inplace=(torch.tanh_, torch.Tensor.tanh_), ulps=None)
 def tanh(input: Interval) -> Interval:
-    return increasing(input, torch.tanh)
+    return _settled(input, torch.tanh, ulps=4)
 
 
-@rule(F.softplus, ulps=16)
+@rule(F.softplus, ulps=8)
 def softplus(input: Interval, beta: float = 1.0, threshold: float = 20.0) -> Interval:
     if beta <= 0:
         refuse(F.softplus, f"`beta` must be above 0; got {beta}")
     # PyTorch turns to the identity where beta x > threshold and drops by `gap` there.
-    gap = math.log1p(math.exp(-threshold)) / beta
+    gap = (max(-threshold, 0.0) + math.log1p(math.exp(-abs(threshold)))) / beta
     lower, upper = input.ends()
 
     def smooth(x: Tensor) -> Tensor:
         return torch.logaddexp(x * beta, torch.zeros_like(x)) / beta
 
-    crossing = upper * beta >= threshold * (1 - 1e-6) - 1e-6
-    return Interval(smooth(lower) - crossing * gap, smooth(upper))
+    crossing = upper * beta >= threshold - 1e-6 * (1 + abs(threshold))
+    highest = smooth(upper)
+    if input.rounding is not None and threshold > math.log(input.rounding.largest):
+        # A network's exp(beta x) is infinite before the threshold is met.
+        highest = torch.where(upper * beta < math.log(input.rounding.largest), highest, math.nan)
+    return Interval(smooth(lower) - crossing * gap, highest)
 
 
-@rule(F.gelu, ulps=16)
+@rule(F.gelu, ulps=8)
 def gelu(input: Interval, approximate: str = "none") -> Interval:
     argmin = GELU_ARGMIN if approximate == "none" else GELU_TANH_ARGMIN
     return valley(input, lambda x: F.gelu(x, approximate=approximate), argmin)
 
 
-@rule(F.silu, torch._C._nn.silu, ulps=16)
+@rule(F.silu, torch._C._nn.silu, ulps=8)
 def silu(input: Interval) -> Interval:
     return valley(input, F.silu, SILU_ARGMIN)
 
 
 def _max_pool(function: Callable[..., Tensor]) -> Any:
-    def max_pool(
-        input: Interval, *args: Any, return_indices: bool = False, **kwargs: Any
-    ) -> Interval:
-        if return_indices:
-            refuse(function, "`return_indices` must be False: the indices are not certain")
+    def max_pool(input: Interval, *args: Any, **kwargs: Any) -> Interval:
         return increasing(input, lambda x: function(x, *args, **kwargs))
 
     return max_pool
 
 
+def _max_pool_with_indices(function: Callable[..., Tensor]) -> Any:
+    def max_pool_with_indices(*args: Any, **kwargs: Any) -> Interval:
+        refuse(function, "`return_indices` must be False: the indices are not certain")
+
+    return max_pool_with_indices
+
+
+for _indices, _values in (
+    (F.max_pool1d_with_indices, F.max_pool1d),
+    (F.max_pool2d_with_indices, F.max_pool2d),
+    (F.max_pool3d_with_indices, F.max_pool3d),
+):
+    rule(_indices, ulps=0)(_max_pool_with_indices(_values))
 rule(F.max_pool1d, torch.max_pool1d, ulps=0)(_max_pool(F.max_pool1d))
 rule(F.max_pool2d, torch.max_pool2d, ulps=0)(_max_pool(F.max_pool2d))
 rule(F.max_pool3d, torch.max_pool3d, ulps=0)(_max_pool(F.max_pool3d))

@@ -9,19 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.interval import Interval, intervals_in
+from acert.bounds.interval import Interval, intervals_in, refuse
 from acert.bounds.table import Function, rule
 
 
 def _rearrange(function: Function) -> Any:
     def rearrange(input: Interval, *args: Any, **kwargs: Any) -> Interval:
-        return input.map(lambda x: function(x, *args, **kwargs))
+        output = input.map(lambda x: function(x, *args, **kwargs))
+        if output.dtype != input.dtype:
+            refuse(function, f"it must keep the type of its input; got {output.dtype}")
+        return output
 
     return rearrange
 
 
 for _function in (
-    torch.flatten, torch.Tensor.flatten, torch.unflatten, torch.Tensor.unflatten,
+    torch.flatten, torch.Tensor.flatten, torch.unflatten,
     torch.Tensor.view, torch.reshape, torch.Tensor.reshape, torch.Tensor.contiguous,
     torch.permute, torch.Tensor.permute, torch.transpose, torch.Tensor.transpose,
     torch.swapaxes, torch.Tensor.swapaxes, torch.movedim, torch.Tensor.movedim,
@@ -31,6 +34,8 @@ for _function in (
     torch.narrow, torch.Tensor.narrow,
 ):  # fmt: skip
     rule(_function, ulps=0, view=True)(_rearrange(_function))
+# Of the two spellings only the function compiles.
+rule(torch.Tensor.unflatten, ulps=0, view=True)(_rearrange(torch.unflatten))
 
 
 def _parts(function: Function) -> Any:
@@ -74,4 +79,9 @@ def pad(
     input: Interval, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Interval:
     lower, upper = input.ends()
-    return Interval(F.pad(lower, pad, mode, value), F.pad(upper, pad, mode, value))
+    low = high = value
+    if value and input.rounding is not None:
+        # The network rounds the constant to its own precision.
+        slack = 2 * input.rounding.unit * abs(value) + input.rounding.tiny
+        low, high = value - slack, value + slack
+    return Interval(F.pad(lower, pad, mode, low), F.pad(upper, pad, mode, high))

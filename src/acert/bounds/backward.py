@@ -1,0 +1,292 @@
+"""Affine operations seen backward, one short function each, under the operation's own arguments.
+
+Each says how the coefficients A of an operation's result become coefficients of its arguments.
+They cost the bound nothing but rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import acert.bounds.rules  # noqa: F401  fills the rule table
+from acert.bounds.interval import Interval, refuse
+from acert.bounds.linear_bound import Step
+from acert.bounds.rules.arithmetic import Operand
+from acert.bounds.table import RULES, Function
+
+__all__ = ["BACKWARD", "backward"]
+
+# Keyed by forward rules, so that all spellings of an operation share one row, and an operation
+# that a user gave a rule of his own is not taken for ours.
+BACKWARD: dict[Function, Callable[..., None]] = {}
+
+
+def backward(*functions: Function) -> Callable[[Function], Function]:
+    """Decorator: the walk back through every operation that has the forward rule of these."""
+
+    def add(rule: Function) -> Function:
+        for function in functions:
+            BACKWARD[RULES[function].rule] = rule
+        return rule
+
+    return add
+
+
+# -- affine operations ------------------------------------------------------------------
+
+
+@backward(F.linear)
+def _linear(step: Step, input: Interval, weight: Tensor, bias: Tensor | None = None) -> None:
+    if weight.ndim != 2:
+        refuse(F.linear, f"CROWN needs a matrix as its weight; got {weight.ndim} axes")
+    weight = weight.to(step.A.dtype)
+    bias = None if bias is None else bias.to(weight.dtype)
+    step.bound.send(input, step.A @ weight)
+    if bias is not None:
+        step.bound.shift(step.A, bias)
+    step.bound.allow(
+        step.A,
+        lambda: F.linear(input.magnitude, weight.abs(), None if bias is None else bias.abs()),
+        network=weight.shape[1],
+        own=weight.shape[0],
+        factor=weight.abs().amax(),
+        reach=lambda: input.magnitude,
+    )
+
+
+@backward(torch.matmul)
+def _matmul(step: Step, input: Interval, other: Tensor) -> None:
+    _linear(step, input, other.mT)
+
+
+_CONVOLUTIONS: dict[int, tuple[Function, Function]] = {
+    1: (F.conv1d, F.conv_transpose1d),
+    2: (F.conv2d, F.conv_transpose2d),
+}
+
+
+@backward(F.conv1d, F.conv2d)
+def _convolution(
+    step: Step,
+    input: Interval,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> None:
+    kernel = weight.shape[2:]
+    forward, transposed = _CONVOLUTIONS[len(kernel)]
+    if input.ndim != len(kernel) + 2:
+        refuse(step.source.function, "CROWN needs a batch axis; got an input without one")
+    weight = weight.to(step.A.dtype)
+    bias = None if bias is None else bias.to(weight.dtype)
+    full = transposed(step.A.flatten(0, 1), weight, stride=stride, dilation=dilation, groups=groups)
+    # What fell on the padding is cut off; what the stride never reached has coefficient 0.
+    sides: list[int] = []
+    for axis, before in enumerate(_padding_before(padding, kernel, dilation)):
+        room = input.shape[2 + axis] - full.shape[2 + axis]
+        sides = [-before, room + before, *sides]
+    step.bound.send(input, F.pad(full, sides).reshape(*step.A.shape[:2], *input.shape[1:]))
+    if bias is not None:
+        step.bound.shift(step.A, bias.reshape(-1, *[1] * len(kernel)))
+    step.bound.allow(
+        step.A,
+        lambda: forward(
+            input.magnitude, weight.abs(), None if bias is None else bias.abs(),
+            stride, padding, dilation, groups,
+        ),
+        network=weight.shape[1] * kernel.numel(),
+        own=weight.shape[0] // groups * kernel.numel(),
+        factor=weight.abs().amax(),
+        reach=lambda: input.magnitude,
+    )  # fmt: skip
+
+
+def _padding_before(padding: Any, kernel: torch.Size, dilation: Any) -> list[int]:
+    if padding == "valid":
+        return [0] * len(kernel)
+    if padding == "same":  # PyTorch puts the odd one behind
+        spread = _each(dilation, len(kernel))
+        return [step * (size - 1) // 2 for step, size in zip(spread, kernel, strict=True)]
+    return _each(padding, len(kernel))
+
+
+def _each(value: Any, count: int) -> list[int]:
+    """One number an axis."""
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    return list(value) * count if len(value) == 1 else list(value)
+
+
+@backward(F.avg_pool2d)
+def _avg_pool2d(
+    step: Step,
+    input: Interval,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> None:
+    kernel = _each(kernel_size, 2)
+    if ceil_mode or (_each(padding, 2) != [0, 0] and not count_include_pad):
+        refuse(F.avg_pool2d, "CROWN has a backward rule only where all its windows weigh the same")
+    channels = input.shape[1]
+    weight = step.A.new_full((channels, 1, *kernel), 1 / (divisor_override or math.prod(kernel)))
+    _convolution(step, input, weight, None, stride or kernel, padding, 1, channels)
+
+
+@backward(F.adaptive_avg_pool2d)
+def _adaptive_avg_pool2d(step: Step, input: Interval, output_size: Any) -> None:
+    sizes = list(input.shape[2:])
+    wanted = [out or size for out, size in zip(_each(output_size, 2), sizes, strict=True)]
+    if any(size % out for out, size in zip(wanted, sizes, strict=True)):
+        refuse(
+            F.adaptive_avg_pool2d,
+            f"CROWN has a backward rule only where {wanted} divides {sizes}",
+        )
+    _avg_pool2d(step, input, [size // out for out, size in zip(wanted, sizes, strict=True)])
+
+
+def _reduction(step: Step, input: Interval, dim: Any = None, *_: Any, **keywords: Any) -> None:
+    dim = keywords.get("axis") if dim is None else dim
+    axes = {axis % input.ndim for axis in ([dim] if isinstance(dim, int) else dim or [0])}
+    if 0 in axes:
+        refuse(step.source.function, "CROWN has a backward rule only for axes besides the batch")
+    kept = [1 if axis in axes else input.shape[axis] for axis in range(1, input.ndim)]
+    summands = math.prod(input.shape[axis] for axis in axes)
+    factor = 1.0 if step.source.rule is RULES[torch.sum].rule else 1 / summands
+    A = (step.A * factor).reshape(*step.A.shape[:2], *kept)
+    step.bound.send(input, A.expand(*A.shape[:2], *input.shape[1:]))
+    step.bound.allow(
+        step.A,
+        lambda: (input.magnitude * factor).sum(tuple(axes)).reshape(-1, *step.A.shape[2:]),
+        network=summands,
+        own=2,
+        reach=lambda: input.magnitude,
+    )
+
+
+backward(torch.sum, torch.mean)(_reduction)
+
+
+@backward(F.batch_norm)
+def _batch_norm(
+    step: Step,
+    input: Interval,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> None:
+    taken = step.statistics if training else (running_mean, running_var)
+    assert taken is not None  # the forward pass has seen to it
+    mean, variance = taken
+    assert mean is not None and variance is not None
+    mean, variance = mean.to(step.A.dtype), variance.to(step.A.dtype)
+    inverse = (variance + eps).rsqrt()
+    factor = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+    shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
+    # A network may multiply in any order.
+    largest = ((1 + mean.abs()) * (1 + inverse) * (1 + factor.abs())).amax()
+    mean, scale, shift = (
+        value.reshape(-1, *[1] * (input.ndim - 2)) for value in (mean, inverse * factor, shift)
+    )
+    step.scale(
+        input, scale, shift - mean * scale, largest=largest,
+        # Parts that cancel in the shift do not cancel in its error.
+        magnitude=lambda: (input.magnitude + mean.abs()) * scale.abs() + shift.abs(),
+    )  # fmt: skip
+
+
+# -- sums, differences and products with constants, sums of two intervals ---------------
+
+
+@backward(torch.add)
+def _add(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> None:
+    for operand, factor in ((input, 1.0), (other, float(alpha))):
+        if isinstance(operand, Interval):
+            _times(step, operand, step.A.new_full((), factor))
+        else:
+            _plus(step, _constant(step, operand) * factor)
+
+
+def _plus(step: Step, constant: Tensor) -> None:
+    step.bound.shift(step.A, constant)
+    step.bound.allow(step.A, lambda: constant.abs().expand(_shape(step)), network=16, own=2)
+
+
+@backward(torch.sub)
+def _sub(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> None:
+    _add(step, input, other, alpha=-alpha)
+
+
+@backward(torch.rsub)
+def _rsub(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> None:
+    _sub(step, other, input, alpha=alpha)
+
+
+@backward(torch.neg)
+def _neg(step: Step, input: Interval) -> None:
+    step.bound.send(input, -step.A)
+
+
+@backward(torch.mul)
+def _mul(step: Step, input: Operand, other: Operand) -> None:
+    if not isinstance(input, Interval):
+        input, other = other, input
+    if not isinstance(input, Interval) or isinstance(other, Interval):
+        refuse(step.source.function, "CROWN has no backward rule for a product of two intervals")
+    _times(step, input, _constant(step, other))
+
+
+@backward(torch.div)
+def _div(
+    step: Step, input: Interval, other: Tensor | float, *, rounding_mode: str | None = None
+) -> None:
+    _times(step, input, 1 / _constant(step, other))
+
+
+def _times(step: Step, input: Interval, factor: Tensor) -> None:
+    _same_shape(step, input)
+    step.scale(input, factor, magnitude=lambda: input.magnitude * factor.abs())
+
+
+def _constant(step: Step, operand: Tensor | float) -> Tensor:
+    return torch.as_tensor(operand, dtype=step.A.dtype, device=step.A.device)
+
+
+def _shape(step: Step) -> tuple[int, ...]:
+    """Shape of the operation's result."""
+    return (step.A.shape[0], *step.A.shape[2:])
+
+
+def _same_shape(step: Step, input: Interval) -> None:
+    if tuple(input.shape) != _shape(step):
+        refuse(step.source.function, "CROWN has no backward rule where it broadcasts an interval")
+
+
+# -- operations that only move elements -------------------------------------------------
+
+
+@backward(
+    torch.flatten, torch.Tensor.flatten, torch.unflatten, torch.Tensor.unflatten,
+    torch.Tensor.view, torch.reshape, torch.Tensor.reshape, torch.Tensor.contiguous,
+    torch.squeeze, torch.Tensor.squeeze, torch.unsqueeze, torch.Tensor.unsqueeze,
+)  # fmt: skip
+def _reshape(step: Step, input: Interval, *_: Any, **__: Any) -> None:
+    if input.shape[:1] != step.A.shape[:1]:
+        refuse(step.source.function, "CROWN needs the samples to stay on the first axis")
+    step.bound.send(input, step.A.reshape(*step.A.shape[:2], *input.shape[1:]))

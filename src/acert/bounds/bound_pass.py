@@ -1,0 +1,99 @@
+"""What the intervals of one bound pass share, and the record that CROWN walks back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from acert.bounds.rounding import Rounding
+from acert.bounds.table import Entry, Function
+
+__all__ = ["BatchStatistics", "BoundPass", "Source"]
+
+
+class BatchStatistics(NamedTuple):
+    """Mean and biased variance of one batch norm call, as its clean pass saw them."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+class Source(NamedTuple):
+    """The call an interval came out of, in a pass that records: what CROWN walks back.
+
+    `step` counts the calls of the pass from 1 on, so parents have smaller numbers; it tells
+    intervals apart. Intervals among the arguments are copies, which no later in-place
+    operation changes. `statistics` are the last ones that a batch norm of the pass took.
+    """
+
+    step: int
+    function: Function
+    rule: Function
+    arguments: list[Any]
+    keywords: dict[str, Any]
+    statistics: BatchStatistics | None
+    versions: list[int]
+
+    @property
+    def changed(self) -> bool:
+        """Whether a constant was overwritten after the call, so that the record misleads."""
+        return self.versions != versions((self.arguments, [*self.keywords.items()]))
+
+
+class BoundPass:
+    """What all intervals of one pass share: the rounding and the batch statistics to replay.
+
+    With `record`, every interval also remembers the call it came out of: see `Source`. With
+    `observe`, the pass keeps what regularisers look at: the input of the first affine layer and
+    the inputs of all ReLUs, in call order.
+    """
+
+    def __init__(
+        self,
+        rounding: Rounding | None = None,
+        statistics: tuple[BatchStatistics, ...] | None = None,
+        *,
+        record: bool = False,
+        observe: bool = False,
+    ) -> None:
+        self.rounding = rounding
+        self.statistics = statistics
+        self.used_statistics = 0
+        self.record = record
+        self.recorded = 0
+        self.observe = observe
+        self.first_input: Any = None
+        self.relu_inputs: list[Any] = []
+
+    def next_statistics(self) -> BatchStatistics | None:
+        """The statistics of the next batch norm call, in call order; None if there are none."""
+        if self.statistics is None or self.used_statistics == len(self.statistics):
+            return None
+        self.used_statistics += 1
+        return self.statistics[self.used_statistics - 1]
+
+    def noted(
+        self, function: Function, entry: Entry, arguments: list[Any], keywords: list[Any]
+    ) -> Source:
+        """The record of one call, which gets the next number."""
+        self.recorded += 1
+        used = self.statistics[: self.used_statistics] if self.statistics else ()
+        return Source(
+            step=self.recorded,
+            function=function,
+            rule=entry.rule,
+            arguments=arguments,
+            keywords=dict(keywords),
+            statistics=used[-1] if used else None,
+            versions=versions((arguments, keywords)),
+        )
+
+
+def versions(values: Any) -> list[int]:
+    """How often each tensor among `values` was written to in place, where PyTorch counts that."""
+    if isinstance(values, (list, tuple)):
+        return [version for value in values for version in versions(value)]
+    counted = isinstance(values, Tensor) and not torch.compiler.is_compiling()
+    return [values._version] if counted and not values.is_inference() else []

@@ -1,0 +1,164 @@
+"""A linear upper bound on its way back through a network: what CROWN's rules work on.
+
+The bound says target <= sum over intervals of A . x + constant, for every x the network can
+meet. A rule replaces the A . x of one operation's result by coefficients of its arguments.
+In a rounding-safe pass each replacement pays for its rounding into the constant: docs/crown.md
+has the argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from acert.bounds.bound_pass import BatchStatistics, Source
+from acert.bounds.interval import Interval
+from acert.bounds.rounding import REAL, Rounding, own_gamma
+
+__all__ = ["LinearBound", "Step", "dot"]
+
+
+def dot(A: Tensor, x: Tensor) -> Tensor:
+    """A . x for every sample and row: (B, rows, ...) and what broadcasts to (B, ...)."""
+    x = x.expand(A.shape[0], *A.shape[2:]).flatten(1)
+    return (A.flatten(2) @ x.unsqueeze(2)).squeeze(2)
+
+
+class LinearBound:
+    """The coefficients of all intervals not yet replaced, and the constant so far.
+
+    Coefficients have the shape (B, rows, ...) for an interval of shape (B, ...): one bound a
+    row. The constant is kept as terms, so that one sum at the end has one rounding error.
+    """
+
+    def __init__(self, output: Interval, rows: Tensor) -> None:
+        self.rounding = output.rounding
+        self._pending: dict[int, tuple[Interval, Tensor]] = {}
+        self._terms: list[Tensor] = []
+        self._errors: list[Tensor] = []
+        self.send(output, rows)
+
+    def latest(self) -> tuple[Interval, Tensor]:
+        """The interval computed last among those left, with its coefficients, taken out."""
+        return self._pending.pop(max(self._pending))
+
+    def send(self, interval: Interval, A: Tensor) -> None:
+        """Adds `A . interval` to the bound."""
+        number = 0 if interval.source is None else interval.source.step
+        if number not in self._pending:
+            self._pending[number] = interval, A
+            return
+        total = self._pending[number][1] + A
+        self._pending[number] = interval, total
+        self.allow(total, lambda: interval.magnitude, own=2)
+
+    def shift(self, A: Tensor, constant: Tensor) -> None:
+        """Adds `A . constant` to the bound."""
+        self._terms.append(dot(A, constant))
+
+    def allow(
+        self,
+        A: Tensor,
+        magnitude: Callable[[], Tensor],
+        *,
+        own: int,
+        network: int | None = None,
+        factor: Tensor | float = 1.0,
+        reach: Callable[[], Tensor] | None = None,
+    ) -> None:
+        """Pays for the rounding of one replacement, in a rounding-safe pass.
+
+        `magnitude` is |W| |x| + |b|, the absolute values of all that one result adds, over the
+        box; `reach` the same for its input if that differs. The network adds `network` products
+        a result (None: it does not round here), we add `own` products a coefficient. No factor
+        exceeds `factor`.
+        """
+        if self.rounding is None:
+            return
+        size = magnitude()
+        peak = _largest(size)
+        entry = peak if reach is None else _largest(reach())
+        count = math.prod(A.shape[2:])
+        error = (own_gamma(own) + own_gamma(count)) * size
+        if network is not None:
+            lost = self.rounding.underflow(network, 0.0, (1 + factor) * (1 + entry))
+            lost = lost.expand_as(peak).reshape(-1, *[1] * (size.ndim - 1))
+            error = error + self.rounding.gamma(network) * size + lost
+        inflation = 1 + 2 * (own_gamma(count) + own_gamma(network or 0))
+        A = A.abs()
+        # What our own products may lose to underflow, each at most tiny times its factors.
+        flushed = 8 * count * own * REAL.tiny * (1 + factor) * (1 + entry) * (1 + peak)
+        flushed = flushed.unsqueeze(1) * (1 + A.flatten(2).amax(2))
+        self._errors.append(dot(A, error) * inflation + flushed)
+
+    def refuse_infinite(self, interval: Interval) -> None:
+        """Gives the bound up where the network may overflow, in a rounding-safe pass."""
+        if self.rounding is not None:
+            finite = interval.radius.isfinite().flatten(1).all(1, keepdim=True)
+            zero = torch.zeros((), dtype=interval.dtype, device=interval.device)
+            self._errors.append(torch.where(finite, zero, math.inf))
+
+    def upper(self, box: Interval, A: Tensor) -> Tensor:
+        """The bound's largest value over the box, (B, rows): A c + |A| r + constant."""
+        center, radius = box.as_ball()
+        self.shift(A, center)
+        self.shift(A.abs(), radius)
+        self.allow(A, lambda: box.magnitude, own=1)
+        terms = torch.stack(self._terms)
+        value = terms.sum(0)
+        if self.rounding is None:
+            return value
+        error = own_gamma(len(terms)) * terms.abs().sum(0)
+        for part in self._errors:
+            error = error + part
+        value = value + error * (1 + 2 * own_gamma(len(self._errors)))
+        # Overflow on our side, in either direction, proves nothing.
+        return torch.where(value.isfinite(), value, math.inf)
+
+
+class Step:
+    """One recorded operation on the way back: the coefficients `A` of its result."""
+
+    def __init__(self, bound: LinearBound, source: Source, A: Tensor) -> None:
+        self.bound = bound
+        self.source = source
+        self.A = A
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """The rounding the bound must be safe against."""
+        return self.bound.rounding
+
+    @property
+    def statistics(self) -> BatchStatistics | None:
+        """The batch statistics that the operation took."""
+        return self.source.statistics
+
+    def scale(
+        self,
+        input: Interval,
+        factor: Tensor,
+        shift: Tensor | None = None,
+        *,
+        magnitude: Callable[[], Tensor],
+        largest: Tensor | None = None,
+    ) -> None:
+        """Replaces x * factor + shift, element by element; `magnitude` as in `allow`.
+
+        `largest` is the product of all factors a network may multiply x by, if there are more.
+        """
+        rows = factor.expand(input.shape).unsqueeze(1)
+        self.bound.send(input, self.A * rows)
+        if shift is not None:
+            self.bound.shift(self.A, shift)
+        self.bound.allow(
+            self.A, magnitude, own=2, network=16, reach=lambda: input.magnitude,
+            factor=factor.abs().amax() if largest is None else largest,
+        )  # fmt: skip
+
+
+def _largest(size: Tensor) -> Tensor:
+    return size.flatten(1).amax(1)

@@ -1,0 +1,231 @@
+"""From a model and a data split to figures: quick ones while training, proven ones at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from acert import metrics
+from acert.bounds import Interval, propagate
+from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
+from acert.data import Split, to_float
+from acert.errors import InvalidInput
+from acert.radius import Status, certified_radius, ieee_arithmetic
+from acert.records import rounded_down
+from acert.rootfind import Brent
+
+__all__ = ["Certificates", "Evaluation", "certify", "evaluate", "examples"]
+
+# Good to a hundredth of a point of ACR, in half as many bound passes as a certificate takes.
+_QUICK = Brent(xtol=1e-8, rtol=1e-4, max_steps=50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Accuracy, ACR (Eq. 12) and ART (Eq. 13) of a split, as fractions."""
+
+    accuracy: float
+    acr: float
+    art: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Certificates:
+    """Proven radii of a split, a row per sample, with what they mean.
+
+    `radius` is float64; apart from `max_radius` itself its values are representable in float32,
+    so that a file holds them as they are. `margin` is the margin at radius 0, negative where
+    the sample is classified rightly. `attack_radius` is NaN where no attack was made.
+    """
+
+    index: npt.NDArray[np.int64]
+    label: npt.NDArray[np.int64]
+    prediction: npt.NDArray[np.int64]
+    radius: npt.NDArray[np.float64]
+    status: npt.NDArray[np.uint8]
+    margin: npt.NDArray[np.float32]
+    attack_radius: npt.NDArray[np.float32]
+    max_radius: float
+    arithmetic: str
+    bounds: str
+    elide: bool = True
+    domain: tuple[float, float] = (0.0, 1.0)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """All fields by name, as `records.write_certificates` takes them."""
+        return dict(vars(self))
+
+    @property
+    def correct(self) -> npt.NDArray[np.bool_]:
+        """Whether each sample is classified rightly; a tie of the top classes is not."""
+        return np.asarray(self.status != Status.MISCLASSIFIED)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of samples that are classified rightly."""
+        return metrics.accuracy(self.correct)
+
+    @property
+    def acr(self) -> float:
+        """Average certified radius over max_radius (Eq. 12)."""
+        return metrics.acr(self.radius, max_radius=self.max_radius)
+
+    @property
+    def art(self) -> float:
+        """Geometric mean of accuracy and ACR (Eq. 13)."""
+        return metrics.art(self.accuracy, self.acr)
+
+    def certified_accuracy(self, at: float) -> float:
+        """Share of samples that are proven at the radius `at`, which is at most max_radius."""
+        if not 0 <= at <= self.max_radius:
+            raise InvalidInput(
+                f"`at` must be in [0, {self.max_radius:g}], where radii were looked for; got {at}"
+            )
+        return metrics.certified_accuracy(self.radius, self.correct, at=at)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    split: Split,
+    *,
+    max_radius: float,
+    domain: tuple[float, float] = (0.0, 1.0),
+    elide: bool = True,
+    batch_size: int = 500,
+    progress: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Accuracy, ACR and ART of a split: interval bounds in float32, for choices while training.
+
+    Nothing is proven: rounding is not covered, and the root is found to four digits. The model
+    runs in evaluation mode and is left in the mode it was found in. `progress` is called with
+    the number of samples done.
+    """
+    worst_case = upper_differences if elide else plain_worst_case
+    radii, right = [], []
+    with evaluation_mode(model):
+        for start in range(0, len(split), batch_size):
+            images = to_float(split.images[start : start + batch_size])
+            labels = split.labels[start : start + batch_size]
+
+            def margin_at(
+                radius: Tensor, index: Tensor, images: Tensor = images, labels: Tensor = labels
+            ) -> Tensor:
+                output = propagate(model, box(images[index], radius, domain))
+                return margin(worst_case(output, labels[index]), labels[index])
+
+            at_zero = margin(model(images), labels)
+            zero = torch.zeros_like(at_zero)
+            top = torch.full_like(zero, max_radius)
+            root = _QUICK.solve(margin_at, zero, top, f_lower=at_zero, indexed=True)
+            radii.append(root.lower)
+            right.append(at_zero < 0)
+            if progress is not None:
+                progress(start + len(images))
+    accuracy = metrics.accuracy(torch.cat(right))
+    acr = metrics.acr(torch.cat(radii), max_radius=max_radius)
+    return Evaluation(accuracy=accuracy, acr=acr, art=metrics.art(accuracy, acr))
+
+
+def certify(
+    model: nn.Module,
+    split: Split,
+    *,
+    max_radius: float,
+    bounds: str = "ibp",
+    arithmetic: str = "real",
+    domain: tuple[float, float] = (0.0, 1.0),
+    elide: bool = True,
+    batch_size: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Certificates:
+    """The proven certified radius of every sample of a split (Def. 3.1).
+
+    The arguments are those of `acert.certified_radius`. The model runs in evaluation mode and
+    is left in the mode it was found in. `progress` is called with the number of samples done.
+    """
+    size = batch_size or (256 if bounds == "ibp" else 32)
+    parts: list[tuple[Tensor, ...]] = []
+    with evaluation_mode(model):
+        for start in range(0, len(split), size):
+            images = to_float(split.images[start : start + size])
+            labels = split.labels[start : start + size]
+            certified = certified_radius(
+                model, images, labels,
+                max_radius=max_radius, bounds=bounds, arithmetic=arithmetic,
+                domain=domain, elide=elide, batch_size=size,
+            )  # fmt: skip
+            # In float64, as `certified_radius` decides who is right.
+            with torch.no_grad(), ieee_arithmetic(images.device):
+                exact = images.double()
+                at_zero = margin(propagate(model, Interval(exact, exact)).center, labels)
+            parts.append((*certified, at_zero))
+            if progress is not None:
+                progress(start + len(images))
+    value, status, _, prediction, at_zero = (
+        torch.cat(column).cpu() for column in zip(*parts, strict=True)
+    )
+    count = len(split)
+    return Certificates(
+        index=np.arange(count),
+        label=split.labels.cpu().numpy(),
+        prediction=prediction.numpy(),
+        radius=_representable(value.numpy(), max_radius),
+        status=status.numpy(),
+        margin=at_zero.float().numpy(),
+        attack_radius=np.full(count, math.nan, dtype=np.float32),
+        max_radius=max_radius,
+        arithmetic=arithmetic,
+        bounds=bounds,
+        elide=elide,
+        domain=domain,
+    )
+
+
+def examples(
+    certificates: Certificates, split: Split, *, count: int = 16
+) -> dict[str, npt.NDArray[Any]]:
+    """The most and the least certified images as uint8, with their positions in the split.
+
+    Ordered by radius; where radii are equal, by the margin at 0. Least comes first who is
+    classified wrongly by the widest margin. Fewer than `count` if the split is smaller.
+    """
+    order = np.lexsort((certificates.margin, -certificates.radius))
+    chosen = {"most": order[:count], "least": order[::-1][:count]}
+    low, high = certificates.domain
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for name, index in chosen.items():
+        images = to_float(split.images[torch.from_numpy(index.copy())].cpu()).numpy()
+        shade = (images - low) / (high - low) * 255
+        columns[f"{name}_index"] = certificates.index[index]
+        columns[f"{name}_images"] = np.rint(shade).clip(0, 255).astype(np.uint8)
+    return columns
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards every module has its own mode again."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def _representable(radius: npt.NDArray[np.float64], max_radius: float) -> npt.NDArray[np.float64]:
+    """Radii as a file holds them: float32 towards 0, but max_radius where that is reached."""
+    return np.where(radius == max_radius, radius, rounded_down(radius).astype(np.float64))

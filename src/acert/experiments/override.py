@@ -1,0 +1,144 @@
+"""Changes to an experiment by the name of a field: what `--set name=value` does.
+
+>>> from acert.experiments.recipes import mnist_acert
+>>> override(mnist_acert(), "settings.max_radius", "8/255").settings.max_radius
+0.03137254901960784
+>>> override(mnist_acert(), "radius_schedule", "FullRadius").settings.radius_schedule
+FullRadius()
+"""
+
+from __future__ import annotations
+
+import ast
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, fields, is_dataclass, replace
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Any
+
+from acert.errors import InvalidInput
+from acert.experiments.experiment import Experiment
+
+__all__ = ["field_names", "nearest", "number", "override"]
+
+_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def override(experiment: Experiment, name: str, value: Any) -> Experiment:
+    """The experiment with one field changed; unknown names are refused with the nearest one.
+
+    `name` is a path such as `settings.method.kappa`, or its end where only one field ends so
+    (`kappa`). A string is read as the field's type asks: numbers may be fractions (8/255),
+    tuples are separated by commas, `none` is None, and a field that holds a value such as a
+    schedule takes the name of its class (`FullRadius`, `StepDecay(epochs=(60, 70))`). Anything
+    but a string is taken as it is.
+    """
+    path = _resolved(experiment, name)
+    return typing.cast(Experiment, _replaced(experiment, path.split("."), path, value))
+
+
+def field_names(experiment: Experiment) -> dict[str, Any]:
+    """Every field of the experiment by its path, with its value; the outer ones come first."""
+    return dict(_fields(experiment, ""))
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the name most like this one; empty if none is like it."""
+    plain = {known.lower(): known for known in names}
+    found = get_close_matches(name.lower(), plain, n=1)
+    return f"; did you mean {plain[found[0]]!r}?" if found else ""
+
+
+def number(text: str) -> float:
+    """The number a text stands for: `0.1`, `1e-3` or a fraction, `8/255`."""
+    top, slash, bottom = text.partition("/")
+    try:
+        return float(top) / float(bottom) if slash else float(top)
+    except (ValueError, ZeroDivisionError):
+        raise InvalidInput(f"a number is needed, such as 0.1 or 8/255; got {text!r}") from None
+
+
+def _fields(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for entry in fields(value):
+        inner = getattr(value, entry.name)
+        yield prefix + entry.name, inner
+        if is_dataclass(inner):
+            yield from _fields(inner, f"{prefix}{entry.name}.")
+
+
+def _resolved(experiment: Experiment, name: str) -> str:
+    """The full path of a field from its path or the end of it."""
+    paths = list(field_names(experiment))
+    if name in paths:
+        return name
+    found = [path for path in paths if path.endswith(f".{name}")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InvalidInput(f"`{name}` may be {' or '.join(found)}: write one of them out")
+    ends = [path.rpartition(".")[2] for path in paths]
+    raise InvalidInput(f"{name!r} is no field of the recipe{nearest(name, [*paths, *ends])}")
+
+
+def _replaced(owner: Any, names: list[str], path: str, value: Any) -> Any:
+    name, *rest = names
+    if rest:
+        value = _replaced(getattr(owner, name), rest, path, value)
+    elif isinstance(value, str):
+        value = _parsed(value, typing.get_type_hints(type(owner))[name], path)
+    return replace(owner, **{name: value})
+
+
+def _parsed(text: str, kind: Any, path: str) -> Any:
+    """The value that a text stands for in a field of this type."""
+    inner = [part for part in typing.get_args(kind) if part is not NoneType]
+    if isinstance(kind, UnionType):
+        return None if text.lower() == "none" else _parsed(text, inner[0], path)
+    if typing.get_origin(kind) is tuple:
+        parts = [part for part in text.strip("()").split(",") if part.strip()]
+        return tuple(_parsed(part.strip(), inner[0], path) for part in parts)
+    if kind is str:
+        return text
+    if kind is bool:
+        if text.lower() not in _TRUTHS:
+            raise InvalidInput(f"`{path}` must be true or false; got {text!r}")
+        return _TRUTHS[text.lower()]
+    if kind in (int, float):
+        try:
+            return int(text) if kind is int else number(text)
+        except ValueError:
+            word = "a whole number" if kind is int else "a number such as 0.1 or 8/255"
+            raise InvalidInput(f"`{path}` must be {word}; got {text!r}") from None
+    return _value(text, kind, path)
+
+
+def _value(text: str, kind: type, path: str) -> Any:
+    """A value such as a schedule, from `Name` or `Name(field=1, ...)`; nothing is executed."""
+    choices = {cls.__name__: cls for cls in (kind.__subclasses__() or [kind])}
+    try:
+        tree = ast.parse(text, mode="eval").body
+        call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
+        name = call.func.id if isinstance(call.func, ast.Name) else text
+        given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        plain = not call.args
+    except (SyntaxError, ValueError):
+        name, given, plain = text, {}, True
+    if name not in choices:
+        raise InvalidInput(
+            f"`{path}` must be one of {', '.join(sorted(choices))}; got {text!r}"
+            f"{nearest(name, choices)}"
+        )
+    known = [entry.name for entry in fields(choices[name])]
+    needed = [
+        entry.name
+        for entry in fields(choices[name])
+        if entry.default is MISSING and entry.default_factory is MISSING
+    ]
+    wrong = [word for word in given if word not in known]
+    if wrong or not plain or not {*needed} <= {*given}:
+        raise InvalidInput(
+            f"`{path}` must be written as {name}({', '.join(f'{word}=...' for word in known)}); "
+            f"got {text!r}"
+        )
+    return choices[name](**given)

@@ -1,0 +1,110 @@
+"""Trained models by name or run folder, ready to classify, to certify and to attack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from acert import records
+from acert.data import Dataset, Split
+from acert.errors import InvalidInput, RunError
+from acert.experiments.experiment import Experiment, build_model, from_config
+from acert.experiments.override import nearest
+
+__all__ = ["SHIPPED", "load_model", "load_weights"]
+
+# The run folders inside the package, without what only a resumed run needs.
+_WEIGHTS = Path(__file__).parent / "weights"
+SHIPPED = ("digits-acert",)
+
+Factory = Callable[[tuple[int, ...], int], nn.Module]
+
+
+def load_model(
+    source: str | PathLike[str],
+    *,
+    device: str | torch.device = "cpu",
+    model: nn.Module | Factory | None = None,
+) -> nn.Module:
+    """The model of a finished run, or a shipped one by name, in evaluation mode.
+
+    Inputs in, logits out: images in [0, 1] as they are, since normalisation is the model's
+    first layer. `source` is a run folder or one of `acert.zoo.SHIPPED`. A run on a model of
+    one's own needs that `model` again, as a module or as its factory.
+
+    >>> load_model("digits-acert")(torch.rand(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+    folder = run_folder(source)
+    config = records.read_config(folder)
+    if not isinstance(model, nn.Module):
+        model = _built(folder, config, model)
+    load_weights(model, records.read_weights(folder), source=folder / records.WEIGHTS)
+    return model.to(device).eval()
+
+
+def run_folder(source: str | PathLike[str]) -> Path:
+    """The folder that a path or the name of a shipped model stands for."""
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if str(source) in SHIPPED:
+        return _WEIGHTS / str(source)
+    raise RunError(
+        f"there is no run folder {folder}, and no shipped model of that name "
+        f"({', '.join(SHIPPED)}){nearest(str(source), SHIPPED)}"
+    )
+
+
+def run_experiment(source: str | PathLike[str]) -> Experiment:
+    """The experiment of a run folder."""
+    folder = run_folder(source)
+    config = records.read_config(folder)
+    if "experiment" not in config:
+        raise RunError(f"{folder} holds a run on arrays in memory: it names no data set")
+    experiment = from_config(config["experiment"])
+    assert isinstance(experiment, Experiment)
+    return experiment
+
+
+def load_weights(model: nn.Module, arrays: dict[str, Any], *, source: Path) -> None:
+    """Fills the model with arrays by name; refused if a name or a shape does not fit."""
+    wanted = model.state_dict()
+    for name in sorted({*wanted, *arrays}):
+        if name not in arrays:
+            raise RunError(f"{source} does not fit the model: it has no {name}")
+        if name not in wanted:
+            raise RunError(f"{source} does not fit the model, which has no {name}")
+        here, there = tuple(wanted[name].shape), tuple(arrays[name].shape)
+        if here != there:
+            raise RunError(f"{source} does not fit the model: {name} has {there}, not {here}")
+    model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
+
+
+def _built(folder: Path, config: dict[str, Any], factory: Factory | None) -> nn.Module:
+    """A fresh network of the run; its data set need not be on this machine."""
+    facts = config.get("data")
+    if "experiment" not in config or facts is None:
+        raise InvalidInput(
+            f"`model` must be given for {folder}: it holds a run on a {config.get('model')}"
+        )
+    shape, classes = tuple(facts["input_shape"]), tuple(facts["classes"])
+    if factory is not None:
+        return factory(shape, len(classes))
+    network = from_config(config["experiment"]).network
+    if ":" in network.name:
+        raise InvalidInput(
+            f"`model` must be given for {folder}: the run was made with {network.name}"
+        )
+    nothing = Split(torch.zeros(0, *shape), torch.zeros(0, dtype=torch.int64))
+    dataset = Dataset(
+        name=facts["name"], train=nothing, classes=classes,
+        mean=tuple(facts["mean"]), std=tuple(facts["std"]), domain=tuple(facts["domain"]),
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):  # the weights are overwritten
+        return build_model(network, dataset, seed=0)

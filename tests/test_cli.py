@@ -1,0 +1,464 @@
+"""The command line: what is printed, written and refused, as its users meet it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+import acert
+from acert import cli, metrics, records, zoo
+from acert.experiments.experiment import from_config
+from acert.experiments.recipes import recipe, with_epochs
+
+SOURCE = Path(acert.__file__).parents[1]
+# One channel wide and two epochs long: seconds, not minutes.
+QUICK = ["--epochs", "2", "--set", "network.width=1", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ACERT_DATA_DIR", raising=False)
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs a command; returns status, standard output and standard error."""
+
+    def run(*words):
+        status = cli.main([str(word) for word in words])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def refused(result):
+    """The one line of a refusal."""
+    status, out, err = result
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+# -- train, then certify ------------------------------------------------------------------
+
+
+def test_train_and_certify(call):
+    status, out, err = call("train", *QUICK)
+    folder = Path("runs/digits-acert-k0-s0")
+    assert status == 0
+    assert "digits, acert, kappa 0, max_radius" in out
+    assert f"acert certify {folder}" in out
+    assert "schedules scaled to 2 epochs: the radius rises over 1 epoch" in err
+    assert "epoch 2/2" in err
+    config = from_config(records.read_config(folder)["experiment"])
+    assert config == with_epochs(recipe("digits", "acert", width=1), 2)
+    assert records.read_environment(folder)["command"] == f"acert train {' '.join(QUICK)}"
+
+    status, out, err = call("certify", folder, "--radii", "0.01,8/255", "--device", "cpu")
+    assert (status, err) == (0, "")
+    found = records.read_certificates(folder)
+    correct = found["status"] != acert.Status.MISCLASSIFIED
+    accuracy = metrics.accuracy(correct)
+    acr = metrics.acr(found["radius"], max_radius=config.settings.max_radius)
+    lines = out.splitlines()
+    assert lines[0] == (
+        f"359 test images of digits, max_radius {config.settings.max_radius:g}, ibp bounds, "
+        "proven in real arithmetic"
+    )
+    assert lines[1] == (
+        f"Acc {100 * accuracy:.2f}  ACR {100 * acr:.2f}  ART {100 * metrics.art(accuracy, acr):.2f}"
+    )
+    at = metrics.certified_accuracy(found["radius"], correct, at=8 / 255)
+    assert lines[3] == f"certified at 0.03137: {100 * at:.2f} %"
+    assert (found["arithmetic"], found["bounds"]) == ("real", "ibp")
+    assert len(records.read_examples(folder)["most_images"]) == 16
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A finished run of the command line."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    words = ["train", *QUICK, "--method", "fastibp", "--kappa", "0.5", "--seed", "3"]
+    assert cli.main([*words, "--out", str(folder)]) == 0
+    return folder
+
+
+def test_every_flag_reaches_the_experiment(call, monkeypatch):
+    seen = {}
+
+    def train_run(experiment, **options):
+        seen.update(options, experiment=experiment)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "train_run", train_run)
+    status, _, err = call(
+        "train", "--dataset", "cifar10", "--method", "acert", "--kappa", "0.25", "--max-radius",
+        "2/255", "--steps", "5", "--batch-size", "64", "--seed", "7", "--device", "cpu",
+        "--data-dir", "here", "--out", "there", "--train-on-all", "--tensorboard",
+        "--set", "clip_norm=1", "--set", "validate_every=3",
+    )  # fmt: skip
+    assert status == 130
+    assert err == "\nacert: stopped\n"
+    experiment = seen["experiment"]
+    assert experiment == recipe(
+        "cifar10", "acert", kappa=0.25, max_radius=2 / 255, batch_size=64, seed=7, clip_norm=1.0,
+        validate_every=3, train_on_all=True, max_steps=5,
+    )  # fmt: skip
+    assert (seen["out"], seen["data_dir"]) == (Path("there"), Path("here"))
+    assert (seen["device"], seen["tensorboard"], seen["model"]) == ("cpu", True, None)
+    assert seen["command"][:3] == ["acert", "train", "--dataset"]
+
+
+def test_names_of_run_folders(call, monkeypatch):
+    seen = []
+
+    def train_run(experiment, *, out, **options):
+        seen.append(str(out))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "train_run", train_run)
+    call("train", "--method", "acert-fast", "--kappa", "0.25", "--seed", "2")
+    call("train", "--dataset", "mnist", "--method", "standard")
+    assert seen == [
+        str(Path("runs/digits-acert-fast-k0.25-s2")),
+        str(Path("runs/mnist-standard-k1-s0")),
+    ]
+
+
+def test_show_prints_what_set_takes(call):
+    status, out, _ = call("train", "--dataset", "cifar10", "--method", "fastibp", "--show")
+    assert status == 0
+    assert "settings.epochs = 200" in out
+    assert "settings.learning_rate = StepDecay" in out
+    assert "settings.learning_rate.epochs = (120, 140)" in out
+    status, out, err = call(
+        "train", "--dataset", "cifar10", "--method", "fastibp", "--epochs", "20", "--show"
+    )
+    assert "settings.learning_rate.epochs = (12, 14)" in out
+    assert "the learning rate falls after epoch 12 and 14" in err
+    assert not Path("runs").exists()
+
+
+def test_a_finished_run_is_not_resumed(call, run_folder):
+    status, out, err = call("train", "--resume", run_folder, "--device", "cpu")
+    assert status == 0
+    assert "finished already" in err
+    assert "validation: Acc" in out
+
+
+def test_train_on_all_evaluates_nothing(call):
+    status, out, _ = call("train", *QUICK, "--train-on-all", "--out", "all")
+    assert status == 0
+    assert "validation" not in out
+    assert records.read_config(Path("all"))["data"]["validation"] == 0
+
+
+@pytest.mark.parametrize("bounds", ["ibp", "crown-ibp"])
+@pytest.mark.parametrize("arithmetic", ["real", "float32", "nearest"])
+def test_bounds_and_arithmetic_are_named(call, run_folder, bounds, arithmetic, monkeypatch):
+    few = 20
+    whole = cli.data.load_test("digits")
+    monkeypatch.setattr(
+        cli.data, "load_test", lambda *_, **__: type(whole)(whole.images[:few], whole.labels[:few])
+    )
+    words = ["--bounds", bounds, "--arithmetic", arithmetic, "--out", "here", "--batch-size", 7]
+    status, out, _ = call("certify", run_folder, "--device", "cpu", *words, "--max-radius", "0.1")
+    assert status == 0
+    wanted = {
+        "real": "proven in real arithmetic",
+        "float32": "proven for float32 hardware",
+        "nearest": "rounding is not covered",
+    }
+    first = f"20 test images of digits, max_radius 0.1, {bounds} bounds, {wanted[arithmetic]}"
+    assert out.splitlines()[0] == first
+    assert [line.split(":")[0] for line in out.splitlines()[2:6]] == [
+        "certified at 0.025", "certified at 0.05", "certified at 0.075", "certified at 0.1",
+    ]  # fmt: skip
+    found = records.read_certificates(Path("here"))
+    assert (found["arithmetic"], found["bounds"]) == (arithmetic, bounds)
+
+
+def test_the_shipped_model_is_certified_into_a_folder_of_yours(call, tmp_path):
+    status, _, _ = call("certify", "digits-acert", "--device", "cpu", "--arithmetic", "nearest")
+    assert status == 0
+    assert records.read_certificates(tmp_path / "runs" / "digits-acert")
+    assert not (zoo.run_folder("digits-acert") / records.CERTIFICATES).exists()
+
+
+def test_progress_is_shown_on_a_terminal(run_folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    show = cli._counter(10)
+    assert show is not None
+    show(5)
+    show(10)
+    assert capsys.readouterr().err == "\r5/10 certified\r10/10 certified\n"
+
+
+# -- a model and data of one's own --------------------------------------------------------
+
+MODELS = """
+import torch
+from torch import nn
+
+def net(shape, classes):
+    return nn.Sequential(nn.Linear(shape[0], 8), nn.ReLU(), nn.Linear(8, classes))
+
+def conv(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, classes))
+
+ready = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+
+def nothing(shape, classes):
+    return None
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module with factories and an npz file of vectors, in the current folder."""
+    (tmp_path / "my_models.py").write_text(MODELS)
+    (tmp_path / "broken_models.py").write_text("import torch\n1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("my_models", "broken_models"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    generator = np.random.default_rng(0)
+    x = generator.random((60, 4), dtype=np.float32)
+    y = (x[:, 0] > 0.5).astype(np.int64)
+    np.savez(tmp_path / "mine.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    np.savez(tmp_path / "test_only.npz", x_test=x[40:], y_test=y[40:])
+
+
+OWN = ["--dataset", "npz", "--data-dir", "mine.npz", "--model", "my_models:net"]
+
+
+@pytest.mark.usefixtures("own")
+def test_own_model_and_data(call):
+    status, _, _ = call(
+        "train", *OWN, "--epochs", "2", "--batch-size", "8", "--out", "run", "--device", "cpu"
+    )
+    assert status == 0
+    assert from_config(records.read_config(Path("run"))["experiment"]).network.name == (
+        "my_models:net"
+    )
+    need = refused(call("certify", "run"))
+    assert "the run in run needs its own model again: --model my_models:net" in need
+    need = refused(call("train", "--resume", "run"))
+    assert "the run in run needs its own model again: --model my_models:net" in need
+    # The folder of the data is remembered.
+    status, out, _ = call("certify", "run", "--model", "my_models:net", "--device", "cpu")
+    assert status == 0
+    assert "20 test images of npz" in out
+    status, _, err = call("train", "--resume", "run", "--model", "my_models:net")
+    assert status == 0
+    assert "finished already" in err
+    # The same weights as if they came from elsewhere, with and without a training set.
+    for file in ("mine.npz", "test_only.npz"):
+        status, again, _ = call(
+            "certify", "--model", "my_models:net", "--weights", "run/model.safetensors",
+            "--dataset", "npz", "--data-dir", file, "--max-radius", "0.05", "--out", "other",
+        )  # fmt: skip
+        assert status == 0
+        assert again.splitlines()[1] == out.splitlines()[1]
+
+
+@pytest.mark.usefixtures("own")
+def test_own_weights(call):
+    import my_models
+
+    save_file(my_models.ready.state_dict(), "net.safetensors")
+    rest = ["--dataset", "digits", "--max-radius", "0.1", "--out", "o", "--device", "cpu"]
+    outs = []
+    for name in ("conv", "ready"):
+        status, out, _ = call(
+            "certify", "--model", f"my_models:{name}", "--weights", "net.safetensors", *rest
+        )
+        assert status == 0
+        outs.append(out)
+    assert outs[0] == outs[1]
+    assert records.read_certificates(Path("o"))["max_radius"] == 0.1
+    weights = {name: value[:1] for name, value in my_models.ready.state_dict().items()}
+    save_file({name: value.clone() for name, value in weights.items()}, "short.safetensors")
+    Path("junk.safetensors").write_bytes(b"junk")
+    for file, message in (
+        ("short.safetensors", "short.safetensors does not fit the model: 1.bias has (1,)"),
+        ("junk.safetensors", "junk.safetensors is no safetensors file"),
+        ("none.safetensors", "none.safetensors is no safetensors file"),
+    ):
+        words = ["--model", "my_models:ready", "--weights", file]
+        assert message in refused(call("certify", *words, *rest))
+    words = ["--model", "my_models:nothing", "--weights", "net.safetensors"]
+    assert "`--model` must make a torch.nn.Module; got NoneType" in refused(
+        call("certify", *words, *rest)
+    )
+
+
+# -- refusals -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "the verb must be one of train, certify; got 'trian'; did you mean 'train'?"),
+        (["train", "--kapa", "0.1"], "unknown argument '--kapa'; did you mean '--kappa'?"),
+        (["train", "--max-radus=1"], "'--max-radus'; did you mean '--max-radius'?"),
+        (["train", "digits"], "unknown argument 'digits'"),
+        (["--verion"], "unknown argument"),
+        (["train", "--dataset", "cifra10"], "did you mean 'cifar10'?"),
+        (["train", "--method", "fastbip"], "did you mean 'fastibp'?"),
+        (["train", "--set", "clip_nom=3"], "'clip_nom' is no field of the recipe; did you mean"),
+        (["train", "--set", "clip_norm"], "`--set` must be given as name=value; got 'clip_norm'"),
+        (["train", "--kappa", "1.5"], "`kappa` must be in [0, 1]; got 1.5"),
+        (["train", "--kappa", "x"], "argument --kappa: invalid number value: 'x'"),
+        (["train", "--kappa"], "argument --kappa: expected one argument (see acert train --help)"),
+        (["train", "--epochs", "0"], "`epochs` must be at least 1; got 0"),
+        (["train", "--max-radius", "2"], "`max_radius` must be at most the width of the domain"),
+        (["train", "--max-radius", "0"], "`max_radius` must be above 0; got 0"),
+        (["train", "--method", "fastibp", "--steps", "3"], "`--steps` must come with the method"),
+        (["train", "--model", "nonet"], "`model` must be one of"),
+        (["train", "--model", "no_such:net"], "no_such cannot be imported: ModuleNotFoundError"),
+        (["train", "--model", "json:dmps"], "json has no 'dmps'; did you mean 'dumps'?"),
+        (["train", "--device", "quantum"], "`device` must be available here; got quantum"),
+        (["train", "--dataset", "mnist", "--data-dir", "empty"], "missing"),
+        (["train", "--resume", "nowhere"], "there is no run folder nowhere"),
+        (["certify"], "give a run folder, or a model of your own, which needs --model, --weights"),
+        (["certify", "nowhere"], "there is no run folder nowhere"),
+        (["certify", "digits-acrt"], "did you mean 'digits-acert'?"),
+        (["certify", "digits-acert", "--bounds", "crown"], "invalid choice: 'crown'"),
+        (["certify", "digits-acert", "--weights", "w"], "`--weights` must be left out where a run"),
+        (["certify", "digits-acert", "--max-radius", "0"], "`max_radius` must be"),
+        (["certify", "digits-acert", "--radii", "1,x"], "argument --radii"),
+        (["certify", "digits-acert", "--model", "net"], "`--model` must be given as package"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_status_2(call, words, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pooch", None)  # no download
+    assert message in refused(call(*words))
+    assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("own")
+def test_a_module_that_fails_is_named(call):
+    words = ["certify", "digits-acert", "--model", "broken_models:net"]
+    assert "broken_models cannot be imported: ZeroDivisionError" in refused(call(*words))
+
+
+def test_a_run_folder_that_exists_is_refused(call, run_folder):
+    words = ["train", *QUICK[2:], "--out", run_folder]
+    status, _, err = call(*words)
+    assert status == 2
+    assert f"acert train --resume {run_folder}" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--kappa", "0"], ["--seed", "0"], ["--set", "l1=0"], ["--train-on-all"], ["--out", "x"]],
+)
+def test_a_resumed_run_keeps_its_config(call, run_folder, words):
+    err = refused(call("train", "--resume", run_folder, *words))
+    assert f"`{words[0]}` cannot be changed by `--resume`: a run keeps its config" in err
+
+
+def test_a_missing_package_is_named(call, monkeypatch):
+    def train_run(*_, **__):
+        raise ModuleNotFoundError("No module named 'safetensors'", name="safetensors")
+
+    monkeypatch.setattr(cli, "train_run", train_run)
+    status, _, err = call("train")
+    assert status == 2
+    assert err == "acert: this needs the package safetensors: install it\n"
+
+
+# -- help ---------------------------------------------------------------------------------
+
+
+def help_of(capsys, *words):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*words])
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_has_examples_that_parse(capsys):
+    assert "certify" in help_of(capsys)
+    for verb in ("train", "certify"):
+        text = help_of(capsys, verb, "--help")
+        lines = text.partition("examples:")[2].replace("\\\n", "").splitlines()
+        commands = [line.strip().partition("   ")[0].split() for line in lines if line.strip()]
+        assert len(commands) >= 5
+        for words in commands:
+            assert words[:2] == ["acert", verb]
+            cli._parsed(words[1:])
+
+
+def test_every_flag_is_explained():
+    for verb in cli._parser()[1].values():
+        for action in verb._actions:
+            assert action.help, action.option_strings
+
+
+def test_version(capsys):
+    assert help_of(capsys, "--version").strip() == f"acert {acert.__version__}"
+
+
+# -- as a process -------------------------------------------------------------------------
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+
+
+def test_torch_numpy_and_safetensors_are_enough(tmp_path):
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 256, (40, 1, 6, 6), dtype=np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+    program = textwrap.dedent("""
+        import sys
+        for name in ("rich", "sklearn", "matplotlib", "PIL", "pooch", "scipy", "tensorboard"):
+            sys.modules[name] = None  # importing it fails
+        from acert.cli import main
+        own = ["--data-dir", "data.npz", "--device", "cpu"]
+        width = ["--set", "network.width=1", "--batch-size", "8"]
+        train = ["train", "--dataset", "npz", "--epochs", "1", "--out", "run"]
+        sys.exit(main([*train, *own, *width]) or main(["certify", "run", *own]))
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "10 test images of npz" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent as on POSIX")
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+    words = [sys.executable, "-m", "acert", "train", "--epochs", "3000", "--out", "run"]
+    words += ["--set", "network.width=1", "--set", "validate_every=1000", "--device", "cpu"]
+    process = subprocess.Popen(
+        words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while len(records.read_metrics(tmp_path / "run")) < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.rstrip().endswith("To go on: acert train --resume run")
+    state = records.read_state(tmp_path / "run")
+    assert state is not None
+    assert state.facts["step"] > 0

@@ -1,0 +1,287 @@
+"""The training methods: their radii, boxes and attacks, and that each of them trains."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import acert
+from acert import Bisection, Brent, InvalidInput, data
+from acert.bounds import clean_pass
+from acert.experiments.experiment import Experiment, from_config, to_config
+from acert.methods import METHODS, Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
+from acert.methods.base import Step
+from acert.models import cnn7, ibp_init_, mlp
+from acert.schedules import SmoothRadius
+from acert.training import Settings, Trainer
+
+DOMAIN = (0.0, 1.0)
+
+
+def network(seed=0, samples=32):
+    """A network of 6 inputs and 4 classes, right about all images but the first."""
+    torch.manual_seed(seed)
+    model = mlp(6, [10, 8], 4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+        images = torch.rand(samples, 6)
+        model[-1].bias -= model(images).mean(0)  # else one class wins everywhere
+        labels = model(images).argmax(1)
+    labels[0] = (labels[0] + 1) % 4
+    return model, images, labels
+
+
+def step_of(model, images, labels, *, cap=0.1, progress=0.5, anchors=None, elide=True):
+    logits, statistics = clean_pass(model, images)
+    return Step(
+        model=model,
+        images=images,
+        labels=labels,
+        logits=logits,
+        statistics=statistics,
+        cap=torch.tensor(cap),
+        progress=torch.tensor(progress),
+        least_radius=0.0,
+        anchors=images if anchors is None else anchors,
+        domain=DOMAIN,
+        elide=elide,
+        observe=False,
+    )
+
+
+# -- ACERT ------------------------------------------------------------------------------
+
+
+def exact_radii(model, images, labels, cap):
+    return acert.certified_radius(
+        model, images, labels, max_radius=cap, arithmetic="nearest"
+    ).value.float()
+
+
+@pytest.mark.parametrize("solver", [Brent(rtol=1e-6, max_steps=40), Bisection(max_steps=40)])
+def test_acert_finds_the_certified_radius(solver):
+    model, images, labels = network()
+    radius = Acert(solver=solver).radius(step_of(model, images, labels, cap=0.05))
+    exact = exact_radii(model, images, labels, 0.05)
+    assert radius[0] == 0
+    assert (radius == torch.tensor(0.05)).any()
+    inside = (exact > 0) & (exact < 0.05)
+    assert inside.sum() > 5
+    torch.testing.assert_close(radius, exact, atol=1e-6, rtol=1e-4)
+    assert not radius.requires_grad
+
+
+def test_acert_with_batch_norm_uses_the_batch_statistics():
+    model = ibp_init_(cnn7((1, 8, 8), 4, width=2))
+    images = torch.rand(16, 1, 8, 8)
+    with torch.no_grad():
+        model[-1].bias -= model(images).mean(0)
+        labels = model(images).argmax(1)  # in training: the batch's own statistics
+    step = step_of(model, images, labels, cap=0.02)
+    radius = Acert(solver=Brent(max_steps=40)).radius(step)
+    inside = (radius > 0) & (radius < 0.02)
+    assert inside.any()
+    below, above = (
+        acert.certified_margin(model, images, labels, share * radius, statistics=step.statistics)
+        for share in (0.999, 1.001)
+    )
+    assert (below[inside] < 0).all()
+    assert (above[inside] > 0).all()
+
+
+def test_two_steps_train_at_the_estimate_not_at_the_certified_end():
+    model, images, labels = network(samples=256)
+    step = step_of(model, images, labels, cap=0.2)
+    exact = exact_radii(model, images, labels, 0.2)
+    inside = (exact > 0) & (exact < 0.2)
+    two = Acert(solver=Brent(max_steps=2))
+    estimate = two.radius(step)
+    zero = torch.zeros(len(images))
+    end = two.solver.solve(step.margin, zero, zero + 0.2).lower
+    assert torch.equal(estimate[~inside], exact[~inside])
+    error = (estimate - exact).abs()[inside].mean()
+    assert error < 0.25 * (end - exact).abs()[inside].mean()
+    # The worst-case logits are those at the estimate.
+    torch.testing.assert_close(
+        two.worst_case_logits(step),
+        acert.worst_case_logits(model, images, labels, estimate),
+    )
+
+
+def test_acert_fast_by_hand():
+    # z = (x, 1 - x): class 0 is right above 1/2. At radius r, z_1 - z_0 <= 1 - 2x + 2r.
+    model = nn.Linear(1, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0], [-1.0]]))
+        model.bias.copy_(torch.tensor([0.0, 1.0]))
+    images = torch.tensor([[0.75], [0.25], [0.95], [0.5]])  # right, wrong, right, tie
+    labels = torch.zeros(4, dtype=torch.int64)
+    found = AcertFast().worst_case_logits(step_of(model, images, labels, cap=0.125))
+    # The third box ends at 1; the tie is not right.
+    wanted = torch.tensor([[0.0, -0.25], [0.0, 0.5], [0.0, -0.65], [0.0, 0.0]])
+    torch.testing.assert_close(found, wanted)
+
+
+# -- SABR -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.4, 0.7, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_small_box_lies_inside_the_large_one(share, seed, monkeypatch):
+    model, images, labels = network(seed)
+    cap = torch.tensor(0.1)
+    sabr = Sabr(box_share=share)
+    noise = 2 * torch.rand_like(images) - 1
+    anchors = sabr.anchors(model, images, labels, cap, noise, DOMAIN)
+    step = step_of(model, images, labels, anchors=anchors)
+    boxes = []
+
+    def seen(centers, radius):
+        boxes.append((centers, radius))
+        return Step.bounds(step, centers, radius)
+
+    monkeypatch.setattr(step, "bounds", seen)
+    sabr.worst_case_logits(step)
+    ((centers, radius),) = boxes
+    assert torch.allclose(radius, torch.full((len(images),), share * 0.1))
+    reach = (centers - images).abs() + radius[:, None]
+    assert (reach <= 0.1 + 1e-7).all()
+    # It goes as far as it can where the adversarial point lies at an end of the large box.
+    if share < 1:
+        assert (reach > 0.1 - 1e-6).float().mean() > 0.5
+    else:
+        assert torch.equal(centers, images)
+
+
+def test_the_attack_stays_in_the_box_and_raises_the_loss():
+    model, images, labels = network()
+    sabr, cap = Sabr(), torch.tensor(0.1)
+    noise = 2 * torch.rand_like(images) - 1
+    anchors = sabr.anchors(model, images, labels, cap, noise, DOMAIN)
+    assert not anchors.requires_grad
+    assert ((anchors - images).abs() <= 0.1 + 1e-6).all()
+    assert ((anchors >= 0) & (anchors <= 1)).all()
+
+    def loss(points):
+        with torch.no_grad():
+            return nn.functional.cross_entropy(model(points), labels, reduction="none")
+
+    assert (loss(anchors) > loss(images)).all()
+    started = (images + 0.1 * noise).clamp(0, 1)
+    assert (loss(anchors) >= loss(started) - 1e-6).all()
+    assert loss(anchors).mean() > loss(started).mean() + 0.05
+
+
+def test_attack_steps_by_hand():
+    # The loss of class 0 always rises with x, so every step goes up by its size.
+    model = nn.Linear(1, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[-1.0], [1.0]]))
+    images, labels, noise = torch.tensor([[0.5]]), torch.tensor([0]), torch.tensor([[-1.0]])
+    cap = torch.tensor(0.1)
+
+    def reached(steps):
+        points = Sabr(attack_steps=steps).anchors(model, images, labels, cap, noise, DOMAIN)
+        return points.item() - 0.5
+
+    assert reached(0) == pytest.approx(-0.1, abs=1e-6)
+    assert reached(1) == pytest.approx(-0.05, abs=1e-6)
+    assert reached(3) == pytest.approx(0.05, abs=1e-6)
+    assert reached(4) == reached(8) == pytest.approx(0.1, abs=1e-6)
+
+
+def test_later_attack_steps_are_smaller(monkeypatch):
+    # A gradient that turns its sign each time shows the size of every step.
+    signs = iter([-1.0, 1.0] * 4)
+    points = []
+
+    def loss(logits, labels, reduction):
+        points.append(logits.item())
+        return next(signs) * logits.sum()
+
+    monkeypatch.setattr("torch.nn.functional.cross_entropy", loss)
+    images, noise = torch.tensor([[0.5]]), torch.tensor([[0.0]])
+    cap = torch.tensor(0.1)
+    last = Sabr().anchors(nn.Identity(), images, torch.tensor([0]), cap, noise, DOMAIN)
+    sizes = [abs(b - a) for a, b in zip(points, [*points[1:], last.item()], strict=True)]
+    assert sizes == pytest.approx([0.05] * 4 + [0.005] * 3 + [0.0005], abs=1e-6)
+
+
+def test_the_attack_uses_running_statistics_and_leaves_the_model_alone():
+    model = cnn7((1, 8, 8), 4, width=2)
+    for _ in range(3):
+        model(torch.rand(16, 1, 8, 8))
+    images, labels = torch.rand(8, 1, 8, 8), torch.arange(8) % 4
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    noise, cap = 2 * torch.rand_like(images) - 1, torch.tensor(0.1)
+    found = Sabr().anchors(model, images, labels, cap, noise, DOMAIN)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model.eval()
+    torch.testing.assert_close(found, Sabr().anchors(model, images, labels, cap, noise, DOMAIN))
+
+
+# -- all --------------------------------------------------------------------------------
+
+
+def test_names_are_complete():
+    assert set(METHODS.values()) == {Standard, FastIBP, CrownIBP, Sabr, Acert, AcertFast}
+    for cls in METHODS.values():
+        assert dataclasses.is_dataclass(cls)
+        assert cls() == cls()
+        assert cls().uses_bounds is (cls is not Standard)
+        assert from_config(to_config(cls())) == cls()
+
+
+def test_standard_has_no_worst_case():
+    model, images, labels = network()
+    step = step_of(model, images, labels)
+    assert Standard().worst_case_logits(step) is step.logits
+
+
+@pytest.mark.parametrize("method", METHODS.values())
+@pytest.mark.parametrize("kappa", [-0.1, 1.5, math.nan])
+def test_kappa_outside_its_range_is_refused(method, kappa):
+    with pytest.raises(InvalidInput, match=r"`kappa` must be in \[0, 1\]; got"):
+        method(kappa=kappa)
+
+
+def test_settings_of_sabr_are_refused():
+    for share in (0.0, 1.1, math.nan):
+        with pytest.raises(InvalidInput, match=r"`box_share` must be in \(0, 1\]; got"):
+            Sabr(box_share=share)
+    with pytest.raises(InvalidInput, match=r"`attack_steps` must be at least 0; got -1"):
+        Sabr(attack_steps=-1)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load("digits").train
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_on_digits(name, seed, digits):
+    torch.manual_seed(seed)
+    model = ibp_init_(cnn7((1, 8, 8), width=4))
+    settings = Settings(
+        method=METHODS[name](), max_radius=0.05, epochs=3, batch_size=64, seed=seed,
+        radius_schedule=SmoothRadius(start_epoch=2, length=1),
+    )  # fmt: skip
+    trainer = Trainer(model, digits, settings)
+    records = [trainer.run_epoch() for _ in range(3)]
+    assert all(math.isfinite(value) for record in records for value in record.values())
+    assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
+    assert records[-1]["correct"] > 0.5  # three epochs are enough to learn something
+    assert records[-1]["standard"] < 0.8 * records[0]["standard"]
+
+
+def test_an_experiment_can_hold_every_method():
+    for cls in METHODS.values():
+        settings = Settings(method=cls(), max_radius=0.1, epochs=2)
+        experiment = Experiment(dataset="digits", settings=settings)
+        assert from_config(to_config(experiment)) == experiment

@@ -1,0 +1,314 @@
+"""Passing boxes through models: the clean pass, its statistics, and a model left as it was."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.rule_cases import Nested, Twice
+from torch import nn
+
+import acert
+from acert import BatchStatistics
+from acert.bounds import Interval, propagate
+from acert.bounds.propagation import evaluation_logits
+from acert.models import small_resnet
+
+
+def images(*shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1))
+
+
+# -- the clean pass -------------------------------------------------------------------------
+
+# A model, the shape of one sample, and how many batch norm calls use the batch's statistics.
+NORMALISED = {
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(3), (3,), 1),
+    "BatchNorm1d rank 3": (lambda: nn.BatchNorm1d(3), (3, 4), 1),
+    "BatchNorm2d": (lambda: nn.BatchNorm2d(3), (3, 2, 4), 1),
+    "BatchNorm3d": (lambda: nn.BatchNorm3d(3), (3, 2, 2, 3), 1),
+    "momentum": (lambda: nn.BatchNorm1d(3, momentum=0.7), (3,), 1),
+    "momentum=None": (lambda: nn.BatchNorm1d(3, momentum=None), (3,), 1),
+    "affine=False": (lambda: nn.BatchNorm1d(3, affine=False), (3,), 1),
+    "track_running_stats=False": (lambda: nn.BatchNorm1d(3, track_running_stats=False), (3,), 1),
+    "reused": (lambda: Twice(nn.BatchNorm1d(3)), (3,), 2),
+    "nested": (Nested, (2, 4, 4), 3),
+    "residual": (lambda: small_resnet((1, 8, 8), width=2), (1, 8, 8), 9),
+    "none": (lambda: nn.Linear(3, 2), (3,), 0),
+}
+NORMALISED_CASES = pytest.mark.parametrize(
+    ("build", "shape", "calls"), NORMALISED.values(), ids=NORMALISED.keys()
+)
+
+
+@NORMALISED_CASES
+def test_the_clean_pass_is_pytorchs_own(build, shape, calls):
+    """Bit for bit: logits, and running statistics after two steps."""
+    model = build().train()
+    twin = copy.deepcopy(model)
+    for step in range(2):
+        batch = images(6, *shape) + step
+        logits, statistics = acert.clean_pass(model, batch)
+        assert torch.equal(logits, twin(batch))
+        assert len(statistics) == calls
+    for (name, buffer), expected in zip(model.named_buffers(), twin.buffers(), strict=True):
+        assert torch.equal(buffer, expected), name
+
+
+@NORMALISED_CASES
+def test_the_clean_pass_in_evaluation_moves_nothing(build, shape, calls):
+    model = build().eval()
+    before = copy.deepcopy(model.state_dict())
+    logits, statistics = acert.clean_pass(model, images(6, *shape))
+    assert torch.equal(logits, model(images(6, *shape)))
+    untracked = isinstance(model, nn.BatchNorm1d) and not model.track_running_stats
+    assert len(statistics) == (1 if untracked else 0)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_statistics_are_mean_and_biased_variance_of_each_call():
+    layer = nn.BatchNorm2d(3)
+    batch = images(5, 3, 2, 4)
+    _, ((mean, variance),) = acert.clean_pass(layer, batch)
+    torch.testing.assert_close(mean, batch.mean((0, 2, 3)))
+    torch.testing.assert_close(variance, batch.var((0, 2, 3), correction=0))
+
+
+@NORMALISED_CASES
+def test_bounds_at_radius_zero_are_the_training_logits(build, shape, calls):
+    model = build().double().train()
+    batch = images(6, *shape).double()
+    logits, statistics = acert.clean_pass(model, batch)
+    bounds = acert.interval_bounds(model, batch, batch, statistics=statistics)
+    torch.testing.assert_close(bounds.lower, logits)
+    torch.testing.assert_close(bounds.upper, logits)
+
+
+def test_statistics_of_functional_batch_norm():
+    class Functional(nn.Module):
+        def forward(self, x):
+            x = F.batch_norm(x, None, None, training=True)
+            return F.batch_norm(input=x, running_mean=None, running_var=None, training=True)
+
+    batch = images(6, 3)
+    logits, statistics = acert.clean_pass(Functional(), batch)
+    assert len(statistics) == 2
+    bounds = acert.interval_bounds(Functional(), batch, batch, statistics=statistics)
+    torch.testing.assert_close(bounds.upper, logits)
+
+
+def test_the_gradient_flows_through_the_statistics():
+    """Against the formula of the normalised box, written out."""
+    layer = nn.BatchNorm1d(3).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([1.5, -2.0, 0.5]))
+        layer.bias.copy_(torch.tensor([0.1, 0.2, -0.3]))
+    batch = images(6, 3).double().requires_grad_()
+    leaves = batch, layer.weight, layer.bias
+    coefficients = torch.randn(2, 6, 3, dtype=torch.float64)
+
+    _, statistics = acert.clean_pass(layer, batch)
+    bounds = acert.interval_bounds(layer, batch - 0.2, batch + 0.3, statistics=statistics)
+    loss = (coefficients * torch.stack(bounds.ends())).sum()
+    found = torch.autograd.grad(loss, leaves)
+
+    mean = batch.mean(0)
+    scale = layer.weight / (((batch - mean) ** 2).mean(0) + layer.eps).sqrt()
+    center = (batch + 0.05 - mean) * scale + layer.bias
+    reach = 0.25 * scale.abs()
+    loss = (coefficients * torch.stack((center - reach, center + reach))).sum()
+    expected = torch.autograd.grad(loss, leaves)
+    torch.testing.assert_close(found, expected)
+    # And it is not the gradient with the statistics held fixed.
+    fixed = tuple(BatchStatistics(*(value.detach() for value in pair)) for pair in statistics)
+    bounds = acert.interval_bounds(layer, batch - 0.2, batch + 0.3, statistics=fixed)
+    (held,) = torch.autograd.grad((coefficients * torch.stack(bounds.ends())).sum(), batch)
+    assert float((held - expected[0]).abs().max()) > 1e-3
+
+
+# -- statistics that do not fit -------------------------------------------------------------
+
+
+def test_missing_statistics_are_refused():
+    batch = images(6, 2, 4, 4)
+    message = "it normalises by batch statistics and none were given; switch the model to evaluati"
+    with pytest.raises(acert.UnsupportedOperation, match=message) as refusal:
+        acert.interval_bounds(Nested().train(), batch, batch)
+    assert "(in module `1.1`, BatchNorm2d)" in str(refusal.value)
+
+
+def test_too_few_statistics_are_refused():
+    model, batch = Nested().train(), images(6, 2, 4, 4)
+    _, statistics = acert.clean_pass(model, batch)
+    with pytest.raises(acert.UnsupportedOperation, match="none were given"):
+        acert.interval_bounds(model, batch, batch, statistics=statistics[:2])
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["training", "evaluation"])
+def test_too_many_statistics_are_refused(mode):
+    model, batch = Nested().train(), images(6, 2, 4, 4)
+    _, statistics = acert.clean_pass(model, batch)
+    model.train(mode)
+    given = statistics * 2 if mode else statistics
+    message = (
+        "`statistics` must come from a clean pass of the same model in the same mode; got "
+        f"{len(given)} entries, used {3 if mode else 0}"
+    )
+    with pytest.raises(acert.InvalidInput, match=message):
+        acert.interval_bounds(model, batch, batch, statistics=given)
+
+
+def test_statistics_serve_several_bound_passes():
+    model, batch = Nested().train(), images(6, 2, 4, 4)
+    _, statistics = acert.clean_pass(model, batch)
+    first = acert.interval_bounds(model, batch, batch + 0.1, statistics=statistics)
+    second = acert.interval_bounds(model, batch, batch + 0.1, statistics=statistics)
+    assert torch.equal(first.lower, second.lower)
+
+
+# -- the model is left as it was ------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """Writes to a buffer that no state dict shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_bound_pass_leaves_the_model_as_it_was(training):
+    model = nn.Sequential(Nested(), Counting()).train(training)
+    seen = []
+    model[0].register_forward_hook(lambda module, inputs, output: seen.append(type(output)))
+    batch = images(6, 2, 4, 4)
+    _, statistics = acert.clean_pass(model, batch)
+    state = copy.deepcopy({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    versions = {name: value._version for name, value in model.state_dict(keep_vars=True).items()}
+    tensors = {name: id(value) for name, value in model.named_buffers()}
+    hooks = dict(model[0]._forward_hooks)
+    modes = [module.training for module in model.modules()]
+
+    bounds = acert.interval_bounds(model, batch, batch + 0.1, statistics=statistics or None)
+
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        assert torch.equal(value, state[name]), name
+    for name, value in model.state_dict(keep_vars=True).items():
+        assert value._version == versions[name], name
+    assert {name: id(value) for name, value in model.named_buffers()} == tensors
+    assert [module.training for module in model.modules()] == modes
+    assert dict(model[0]._forward_hooks) == hooks
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert seen == [torch.Tensor, Interval]  # hooks run, as in any forward pass
+    # The counter the pass sees is the next one, not one that earlier passes moved.
+    assert float(model[1].calls) == 1.0
+    inner = acert.interval_bounds(model[0], batch, batch + 0.1, statistics=statistics or None)
+    torch.testing.assert_close(bounds.upper, 2 * inner.upper)
+
+
+def test_a_refused_pass_leaves_the_model_as_it_was():
+    model = nn.Sequential(nn.BatchNorm1d(3), Counting(), nn.LayerNorm(3)).eval()
+    tensors = {name: (id(value), value.clone()) for name, value in model.named_buffers()}
+    with pytest.raises(acert.UnsupportedOperation):
+        acert.interval_bounds(model, images(2, 3), images(2, 3))
+    for name, value in model.named_buffers():
+        assert id(value) == tensors[name][0]
+        assert torch.equal(value, tensors[name][1])
+
+
+# -- what changes between calls is seen -----------------------------------------------------
+
+
+def ends_of(model, lower, upper):
+    return torch.stack(propagate(model, Interval(lower, upper)).ends())
+
+
+def test_a_replaced_layer_is_seen():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    lower = torch.zeros(2, 3)
+    before = ends_of(model, lower, lower + 1)
+    model[1] = nn.Tanh()
+    after = ends_of(model, lower, lower + 1)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, ends_of(nn.Sequential(model[0], nn.Tanh()), lower, lower + 1))
+
+
+def test_reloaded_weights_are_seen():
+    model, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    lower = torch.zeros(2, 3)
+    before = ends_of(model, lower, lower + 1)
+    model.load_state_dict(other.state_dict())
+    after = ends_of(model, lower, lower + 1)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, ends_of(other, lower, lower + 1))
+
+
+def test_a_new_mode_is_seen():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5)).eval()
+    lower = torch.zeros(2, 3)
+    ends_of(model, lower, lower + 1)
+    model.train()
+    with pytest.raises(acert.UnsupportedOperation, match=r"none were given.*`0`, BatchNorm1d"):
+        ends_of(model, lower, lower + 1)
+    model[0].eval()
+    with pytest.raises(acert.UnsupportedOperation, match=r"random in training.*`1`, Dropout"):
+        ends_of(model, lower, lower + 1)
+    model.eval()
+    ends_of(model, lower, lower + 1)
+
+
+# -- logits of evaluation, in any mode ------------------------------------------------------
+
+
+def test_evaluation_logits_leave_the_mode_and_the_statistics():
+    model = nn.Sequential(Nested(), nn.Dropout(0.5)).train()
+    batch = images(6, 2, 4, 4)
+    acert.clean_pass(model, batch)
+    state = copy.deepcopy(model.state_dict())
+    logits = evaluation_logits(model, batch)
+    assert all(module.training for module in model.modules())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert torch.equal(logits, model.eval()(batch))
+
+
+def test_evaluation_logits_of_a_norm_without_running_statistics():
+    model = nn.BatchNorm1d(3, track_running_stats=False).train()
+    batch = images(6, 3)
+    assert torch.equal(evaluation_logits(model, batch), model.eval()(batch))
+
+
+# -- input ----------------------------------------------------------------------------------
+
+ZEROS, ONES = torch.zeros(2, 3), torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "lower", "upper", "message"),
+    [
+        (F.relu, ZEROS, ONES, "`model` must be a torch.nn.Module; got function"),
+        (nn.ReLU(), [0.0], ONES, "`lower` must be a floating-point tensor; got list"),
+        (nn.ReLU(), ZEROS.long(), ONES, "`lower` must be a floating-point tensor; got torch.int64"),
+        (nn.ReLU(), ZEROS, 1.0, "`upper` must be a floating-point tensor; got float"),
+        (nn.ReLU(), ZEROS / 0, ONES, "`lower` must be finite; got nan"),
+        (nn.ReLU(), ZEROS, ONES / 0, "`upper` must be finite; got inf"),
+        (nn.ReLU(), ONES, ZEROS, "`lower` must nowhere exceed `upper`"),
+        (nn.ReLU(), ZEROS, torch.ones(3), "`lower` and `upper` must have one shape and dtype"),
+        (nn.ReLU(), ZEROS, ONES.double(), "`lower` and `upper` must have one shape and dtype"),
+        (
+            nn.Linear(3, 3, device="meta"),
+            ZEROS,
+            ONES,
+            "`model` must be on the device of its input, cpu; got `weight` on meta",
+        ),
+    ],
+)
+def test_a_bad_box_is_refused(model, lower, upper, message):
+    with pytest.raises(acert.InvalidInput, match=message):
+        acert.interval_bounds(model, lower, upper)

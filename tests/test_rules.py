@@ -1,0 +1,472 @@
+"""Rules: sound in every variant, reached, nested, compiled as eager, and refused where none is."""
+
+import copy
+import itertools
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.rule_cases import (
+    CASES,
+    Apply,
+    Case,
+    evaluate,
+    probe,
+    scale,
+    subject,
+)
+from torch import nn
+
+import acert
+from acert.bounds import Interval, propagate
+from acert.bounds.bound_pass import BoundPass
+from acert.bounds.interval import operation_name
+from acert.bounds.rounding import FLOAT32, REAL
+from acert.bounds.table import RULES
+
+
+def by_name(cases):
+    return pytest.mark.parametrize("case", cases, ids=str)
+
+
+def assert_sound_and_tight(case: Case) -> None:
+    probed = subject(case)
+    result = probe(probed, points=2_000, attacks=200)
+    assert (result.sampled, result.attacked) == (2_000, 200)
+    assert result.float64 >= -1e-12
+    assert result.float32 >= -1e-5
+    # Rounding-safe bounds take no tolerance.
+    assert result.safe_real >= 0
+    assert result.safe_float32 >= 0
+    assert result.missed <= case.gap + 1e-9
+
+
+def assert_safety_costs_little(case: Case) -> None:
+    probed = subject(case)
+    plain = probed.bounds(torch.float64)
+    for rounding, share in ((REAL, 1e-12), (FLOAT32, 1e-4)):
+        safe = probed.bounds(torch.float64, rounding)
+        wider = torch.maximum(safe.upper - plain.upper, plain.lower - safe.lower)
+        assert float(wider.max()) <= share * scale(safe, probed)
+
+
+def test_the_catalogue_has_no_doubles():
+    assert len({str(case) for case in CASES}) == len(CASES)
+
+
+def test_the_catalogue_names_every_spelling_of_every_rule():
+    """PyTorch hands none of the others to `__torch_function__`, or they are refused."""
+    met: set[object] = set()
+    original = Interval.__torch_function__.__func__
+
+    def noted(cls, func, types, args=(), kwargs=None):
+        met.add(func)
+        return original(cls, func, types, args, kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Interval, "__torch_function__", classmethod(noted))
+        for case in CASES:
+            subject(case).bounds(torch.float32)
+    unmet = {operation_name(function) for function in set(RULES) - met}
+    others = re.compile(r"torch\.Tensor\.__\w+__|\w+|.*_with_indices")
+    assert {name for name in unmet if not others.fullmatch(name)} == set()
+
+
+@by_name(CASES)
+def test_no_point_leaves_the_bounds_and_they_are_reached(case):
+    assert_sound_and_tight(case)
+
+
+@by_name(CASES)
+def test_rounding_safety_costs_little(case):
+    assert_safety_costs_little(case)
+
+
+@by_name(CASES)
+def test_bounds_are_nested_in_the_radius(case):
+    probed = subject(case)
+    center, radius = (probed.upper + probed.lower) / 2, (probed.upper - probed.lower) / 2
+    bounds = [
+        probed._replace(lower=center - share * radius, upper=center + share * radius).bounds(
+            torch.float64
+        )
+        for share in (0.0, 0.25, 0.6, 1.0)
+    ]
+    tolerance = 1e-12 * max(1.0, float(bounds[-1].magnitude.max()))
+    for inner, outer in itertools.pairwise(bounds):
+        assert bool((outer.lower <= inner.lower + tolerance).all())
+        assert bool((outer.upper >= inner.upper - tolerance).all())
+    if case.gap < 1:  # at radius 0 nothing is left to be wide about
+        double = copy.deepcopy(probed.reference).double()
+        value = evaluate(double, center.double().unsqueeze(0), couples=case.couples)[0]
+        torch.testing.assert_close(bounds[0].lower, value, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(bounds[0].upper, value, rtol=1e-8, atol=1e-8)
+
+
+# -- compiled -------------------------------------------------------------------------------
+
+# Dynamo puts these into the graph itself instead of asking the interval, and swaps `x @ w`.
+NOT_HANDED_ON = re.compile(r"(torch|F)\.\w+_\(|F\.(sigmoid|tanh)\(|x @ ")
+
+
+def one_of_each(cases):
+    """Cases that differ in more than numbers: in what is called, or with which keywords."""
+    kinds = {}
+    for case in cases:
+        words = re.findall(r"[A-Za-z_]+", case.expression)
+        if not NOT_HANDED_ON.search(case.expression):
+            kinds.setdefault((*words, case.training), case)
+    return list(kinds.values())
+
+
+@by_name(one_of_each(CASES))
+def test_compiled_equals_eager(case):
+    torch._dynamo.reset()
+    probed = subject(case)
+
+    def ends(lower, upper, statistics):
+        bound_pass = BoundPass(statistics=statistics)
+        return propagate(probed.model, Interval(lower, upper).within(bound_pass)).ends()
+
+    arguments = probed.lower, probed.upper, probed.statistics
+    with torch.no_grad():
+        compiled = torch.compile(ends, backend="aot_eager", fullgraph=True)(*arguments)
+        eager = ends(*arguments)
+    torch.testing.assert_close(compiled, eager, rtol=1e-6, atol=1e-6)
+
+
+def test_a_weight_changed_in_place_is_seen_by_the_compiled_pass():
+    torch._dynamo.reset()
+    layer = nn.Linear(2, 2)
+    lower, upper = torch.zeros(1, 2), torch.ones(1, 2)
+
+    def ends(lower, upper):
+        return propagate(layer, Interval(lower, upper)).ends()
+
+    compiled = torch.compile(ends, backend="aot_eager", fullgraph=True)
+    compiled(lower, upper)
+    with torch.no_grad():
+        layer.weight.fill_(3.0)
+        layer.bias.zero_()
+    assert compiled(lower, upper)[1].tolist() == [[6.0, 6.0]]
+
+
+# -- gradients ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "shape"),
+    [
+        ("nn.Linear(6, 4)", (6,)),
+        ("nn.Conv2d(2, 3, 2, stride=2, padding=1)", (2, 3, 4)),
+        ("nn.ConvTranspose2d(2, 2, 2, stride=2)", (2, 2, 2)),
+        ("nn.BatchNorm1d(3)", (3, 2)),
+        ("weight_norm(nn.Linear(4, 3))", (4,)),
+        ("nn.GELU()", (5,)),
+        ("nn.SiLU()", (5,)),
+        ("nn.ELU(-0.7)", (5,)),
+        ("nn.Softplus(threshold=0.5)", (5,)),
+        ("nn.AvgPool2d(2, divisor_override=-2)", (1, 4, 4)),
+        ("x[:, 0] * x[:, 1]", (2, 3)),
+        ("x.mean((1, 2)) / 3", (2, 3)),
+        ("Nested()", (2, 4, 4)),
+    ],
+)
+def test_gradients_match_finite_differences(expression, shape):
+    probed = subject(Case(expression, shape, r=0.3))
+    model = copy.deepcopy(probed.model).double().requires_grad_()
+    lower, upper = (end[2:3].double().requires_grad_() for end in (probed.lower, probed.upper))
+    parameters = list(model.parameters())
+
+    def ends(lower, upper, *_parameters):  # the model holds the very tensors that are moved
+        return propagate(model, Interval(lower, upper)).ends()
+
+    assert torch.autograd.gradcheck(ends, (lower, upper, *parameters), fast_mode=True)
+
+
+# -- by hand --------------------------------------------------------------------------------
+
+
+def bounds_of(function, lower, upper):
+    lower, upper = torch.tensor(lower), torch.tensor(upper)
+    bounds = acert.interval_bounds(
+        function if isinstance(function, nn.Module) else Apply(function), lower, upper
+    )
+    return bounds.lower.tolist(), bounds.upper.tolist()
+
+
+def test_linear_by_hand():
+    layer = nn.Linear(3, 1)
+    nn.init.ones_(layer.weight)
+    nn.init.constant_(layer.bias, 2.0)
+    assert bounds_of(layer, [[0.0, 1.0, 2.0]], [[2.0, 3.0, 4.0]]) == ([[5.0]], [[11.0]])
+
+
+def test_negative_weights_swap_the_ends():
+    layer = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.0, -2.0]]))
+    assert bounds_of(layer, [[0.0, 0.0]], [[1.0, 1.0]]) == ([[-2.0]], [[1.0]])
+
+
+def test_convolution_by_hand():
+    layer = nn.Conv1d(1, 1, 2, padding=1)
+    nn.init.ones_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    lower, upper = bounds_of(layer, [[[1.0, 2.0]]], [[[2.0, 4.0]]])
+    assert lower == [[[1.0, 3.0, 2.0]]]
+    assert upper == [[[2.0, 6.0, 4.0]]]
+
+
+def test_batch_norm_by_hand():
+    layer = nn.BatchNorm1d(1, eps=0.0).eval()
+    layer.running_mean.fill_(1.0)
+    layer.running_var.fill_(4.0)
+    with torch.no_grad():
+        layer.weight.fill_(-6.0)
+        layer.bias.fill_(0.5)
+    # (x - 1) / 2 * -6 + 0.5 at both ends
+    assert bounds_of(layer, [[1.0]], [[3.0]]) == ([[-5.5]], [[0.5]])
+
+
+@pytest.mark.parametrize(
+    ("function", "lower", "upper", "expected"),
+    [
+        (torch.relu, -1.0, 2.0, (0.0, 2.0)),
+        (lambda x: F.leaky_relu(x, 0.5), -1.0, 2.0, (-0.5, 2.0)),
+        (lambda x: F.leaky_relu(x, -0.5), -1.0, 0.25, (0.0, 0.5)),
+        (F.relu6, -1.0, 9.0, (0.0, 6.0)),
+        (lambda x: x.clamp(max=0.5), -1.0, 2.0, (-1.0, 0.5)),
+        (lambda x: 3 - 2 * x, 0.0, 1.0, (1.0, 3.0)),
+        (lambda x: x / -2, 0.0, 1.0, (-0.5, 0.0)),
+        (lambda x: -x, 0.0, 1.0, (-1.0, 0.0)),
+        (lambda x: x - x, 0.0, 1.0, (-1.0, 1.0)),
+        (lambda x: x * x, -1.0, 2.0, (-2.0, 4.0)),
+        (lambda x: (x + 1) * (x - 3), 0.0, 1.0, (-6.0, -2.0)),
+    ],
+)
+def test_operations_by_hand(function, lower, upper, expected):
+    assert bounds_of(function, [[lower]], [[upper]]) == ([[expected[0]]], [[expected[1]]])
+
+
+def test_the_dips_are_covered():
+    """To 1e-7 of the true minima, which lie inside the box."""
+    for function, lowest in (
+        (F.gelu, -0.1699712),
+        (lambda x: F.gelu(x, approximate="tanh"), -0.1700408),
+        (F.silu, -0.2784645),
+    ):
+        ((lower,),), ((upper,),) = bounds_of(function, [[-3.0]], [[0.0]])
+        assert lower == pytest.approx(lowest, abs=1e-6)
+        assert upper == pytest.approx(0.0, abs=1e-6)
+
+
+def test_softplus_falls_at_its_threshold():
+    """log(1 + e^0) just before 0, and 0 just after it."""
+    ((lower,),), ((upper,),) = bounds_of(nn.Softplus(threshold=0.0), [[-1.0]], [[1.0]])
+    assert lower <= 0.0
+    assert upper >= math.log(2.0)
+
+
+# -- refusals -------------------------------------------------------------------------------
+
+ADD = "acert.register_rule(function, rule, ulps=...) adds a rule: see docs/adding-a-layer.md"
+NO_RULE = "it has no bound rule"
+ONLY_FIRST = "only its first argument may depend on the model's input"
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("nn.LayerNorm(4)", f"torch.nn.functional.layer_norm: {NO_RULE}"),
+        ("nn.GroupNorm(3, 3)", f"torch.nn.functional.group_norm: {NO_RULE}"),
+        ("nn.InstanceNorm1d(3)", f"torch.nn.functional.instance_norm: {NO_RULE}"),
+        ("nn.Softmax(1)", f"torch.nn.functional.softmax: {NO_RULE}"),
+        ("nn.Mish()", f"torch.nn.functional.mish: {NO_RULE}"),
+        ("nn.PReLU()", f"torch.nn.functional.prelu: {NO_RULE}"),
+        ("x.softmax(1)", f"torch.Tensor.softmax: {NO_RULE}"),
+        ("torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)",
+         f"torch.batch_norm: {NO_RULE}"),
+        ("x if x.sum() > 0 else -x", f"torch.Tensor.gt: {NO_RULE}"),
+        ("x if x[0, 0, 0] else -x", f"a data-dependent `if`, `while` or `bool()`: {NO_RULE}"),
+        ("x == 1", f"torch.Tensor.eq: {NO_RULE}"),
+        ("x <= 1", f"torch.Tensor.le: {NO_RULE}"),
+        ("1.0 * float(x[0, 0, 0])", f"torch.Tensor.item: {NO_RULE}"),
+        ("x * int(x[0, 0, 0])", f"torch.Tensor.item: {NO_RULE}"),
+        ("x ** 2", f"torch.Tensor.pow: {NO_RULE}"),
+        ("2 ** x", f"torch.Tensor.pow: {NO_RULE}"),
+        ("x % 2", f"torch.Tensor.remainder: {NO_RULE}"),
+        ("x // 2", f"torch.Tensor.__floordiv__: {NO_RULE}"),
+        ("abs(x)", f"torch.Tensor.abs: {NO_RULE}"),
+        ("torch.einsum('bij->bi', x)", f"torch.functional.einsum: {NO_RULE}"),
+        ("torch.where(torch.tensor(True), x, 0.0)", f"torch.where: {NO_RULE}"),
+        ("x.__setitem__(0, 1.0)", f"torch.Tensor.__setitem__: {NO_RULE}"),
+        ("x.numpy()", f"torch.Tensor.numpy: {NO_RULE}"),
+        ("x & 1", "unsupported operand type(s) for &: 'Interval' and 'int'"),
+        ("x.T", "an Interval has no `T`"),
+        ("torch.add(x, 1, out=torch.empty(0))", "torch.add: `out` must be None"),
+        ("x.view(torch.int32)",
+         "torch.Tensor.view: it must keep the type of its input; got torch.int32"),
+        ("F.max_pool1d(x, 2, return_indices=True)[0]",
+         "torch.nn.functional.max_pool1d: `return_indices` must be False: "
+         "the indices are not certain"),
+        ("nn.MaxPool1d(2, return_indices=True)",
+         "torch.nn.functional.max_pool1d: `return_indices` must be False: "
+         "the indices are not certain"),
+        ("1 / x", "torch.div: only division by a constant has a rule"),
+        ("x / x", "torch.div: only division by a constant has a rule"),
+        ("torch.div(x, 2, rounding_mode='floor')",
+         "torch.div: `rounding_mode` must be None; got 'floor'"),
+        ("x.sum(1, dtype=torch.float16)",
+         "torch.sum: `dtype` must be that of its input; got torch.float16"),
+        ("F.softplus(x, beta=-1.0)",
+         "torch.nn.functional.softplus: `beta` must be above 0; got -1.0"),
+        ("F.linear(x, x[0])", f"torch.nn.functional.linear: {ONLY_FIRST}"),
+        ("F.linear(torch.ones(4, 4), x[0])", f"torch.nn.functional.linear: {ONLY_FIRST}"),
+        ("F.conv1d(x, torch.ones(1, 3, 1), bias=x[0, 0, :1])",
+         f"torch.nn.functional.conv1d: {ONLY_FIRST}"),
+        ("torch.ones(2, 3) @ x", f"torch.Tensor.matmul: {ONLY_FIRST}"),
+        ("x @ torch.ones(2, 4, 3)",
+         "torch.matmul: the constant on its right must be a matrix; got 3 axes"),
+        ("x.clamp(min=x)", f"torch.Tensor.clamp: {ONLY_FIRST}"),
+        ("torch.ones(4, 3, 4).add_(x)",
+         "torch.Tensor.add_: it overwrites a tensor that cannot hold the result"),
+        ("operator.imul(x, torch.ones(2, 4, 3, 4))",
+         "torch.Tensor.mul_: it overwrites a tensor that cannot hold the result"),
+    ],
+)  # fmt: skip
+def test_refused_with_its_name(expression, message):
+    model = Case(expression, (3, 4)).build().eval()
+    lower = torch.zeros(4, 3, 4)
+    with pytest.raises(acert.UnsupportedOperation) as refusal:
+        acert.interval_bounds(model, lower, lower + 1)
+    assert str(refusal.value) == f"{message} (in the model, {type(model).__name__}). {ADD}"
+
+
+@pytest.mark.parametrize(
+    ("layer", "operation"),
+    [
+        (nn.LayerNorm(4), f"torch.nn.functional.layer_norm: {NO_RULE}"),
+        (
+            nn.Dropout(0.5),
+            "torch.nn.functional.dropout: it is random in training; switch the model to "
+            "evaluation (`eval()`)",
+        ),
+        (
+            nn.BatchNorm1d(4),
+            "torch.nn.functional.batch_norm: it normalises by batch statistics and none were "
+            "given; switch the model to evaluation (`model.eval()`), or pass the `statistics` of "
+            "`acert.clean_pass`",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_module_path_is_named(layer, operation):
+    model = nn.Sequential()
+    model.add_module("features", nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Identity(), layer))
+    with pytest.raises(acert.UnsupportedOperation) as refusal:
+        acert.interval_bounds(model, torch.zeros(2, 3), torch.ones(2, 3))
+    where = f"module `features.3`, {type(layer).__name__}"
+    assert str(refusal.value) == f"{operation} (in {where}). {ADD}"
+
+
+def test_a_fault_of_the_model_itself_is_not_hidden():
+    with pytest.raises(TypeError, match="can only concatenate"):
+        acert.interval_bounds(Apply(lambda x: x + ("a" + 1)), torch.zeros(1, 2), torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("output", ["(x, x)", "torch.ones(2)", "None"])
+def test_an_output_that_is_no_interval_is_refused(output):
+    model = Case(f"({output}, x)[0]", (2,)).build()
+    with pytest.raises(acert.UnsupportedOperation, match="for an interval: its output must be one"):
+        acert.interval_bounds(model, torch.zeros(1, 2), torch.ones(1, 2))
+
+
+# -- registering ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table():
+    """Gives the table back as it was."""
+    before = dict(RULES)
+    yield RULES
+    RULES.clear()
+    RULES.update(before)
+
+
+@pytest.mark.parametrize(
+    ("function", "rule", "ulps", "message"),
+    [
+        ("F.mish", len, 1, r"`function` and `rule` must be callable; got 'F.mish' and <built-in"),
+        (
+            F.mish,
+            None,
+            1,
+            r"`function` and `rule` must be callable; got <function mish .* and None",
+        ),
+        (F.mish, len, -1, r"`ulps` must be at least 0; got -1"),
+        (F.mish, len, math.nan, r"`ulps` must be at least 0; got nan"),
+    ],
+)
+def test_register_rule_checks_its_arguments(table, function, rule, ulps, message):
+    with pytest.raises(acert.InvalidInput, match=message):
+        acert.register_rule(function, rule, ulps=ulps)
+    assert F.mish not in table
+
+
+def test_register_rule_asks_for_ulps():
+    with pytest.raises(TypeError, match="ulps"):
+        acert.register_rule(F.mish, len)
+
+
+def test_a_rule_must_return_an_interval(table):
+    acert.register_rule(F.mish, lambda box: box.lower, ulps=1)
+    with pytest.raises(acert.UnsupportedOperation, match="its rule returned Tensor, not an Inter"):
+        acert.interval_bounds(nn.Mish(), torch.zeros(1, 2), torch.ones(1, 2))
+
+
+def test_a_registered_rule_is_widened_by_its_ulps(table):
+    """By that many ulps of the sample's largest magnitude, and not much more."""
+    acert.register_rule(F.mish, lambda box: box * 1.0, ulps=1000)
+    box = Interval(torch.tensor([[1.0, 8.0]]).double(), torch.tensor([[2.0, 9.0]]).double())
+    bounds = propagate(nn.Mish(), box.within(BoundPass(FLOAT32)))
+    widened = torch.cat([1.0 - bounds.lower[:, 0], bounds.upper[:, 0] - 2.0])
+    assert bool((widened >= 1000 * 9.0 * 2.0**-23).all())
+    assert bool((widened <= 1020 * 9.0 * 2.0**-23).all())
+
+
+def test_elision_sees_the_rounding_of_a_registered_rule(table):
+    """A rule that ends in a linear layer does not lend its own errors to that layer."""
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    acert.register_rule(F.mish, lambda box: F.linear(box, weight), ulps=1000)
+    image = torch.tensor([[0.25, 0.5]])
+    with pytest.raises(acert.UnsupportedOperation, match=r"the last one was .*mish"):
+        acert.certified_radius(nn.Mish(), image, max_radius=0.1, arithmetic="float32")
+
+
+def blocks_of_the_page():
+    page = Path(__file__).parents[1] / "docs" / "adding-a-layer.md"
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def test_the_documented_rule_works(table):
+    blocks = blocks_of_the_page()
+    assert len(blocks[0].split("\n\n")) == 3
+    assert sum(bool(line.strip()) for line in blocks[0].splitlines()) <= 10
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+    assert F.hardswish in table
+    for layer in ("nn.Hardswish()", "nn.Hardswish(inplace=True)", "F.hardswish(x)"):
+        for around, r in (((-4.0, 4.0), 3.0), ((-1.6, -1.4), 0.2)):
+            case = Case(layer, (5,), around=around, r=r, gap=1e-4)
+            assert_sound_and_tight(case)
+
+
+def test_the_documented_rule_is_not_left_behind():
+    assert F.hardswish not in RULES
+    with pytest.raises(acert.UnsupportedOperation, match="hardswish"):
+        acert.interval_bounds(nn.Hardswish(), torch.zeros(1, 2), torch.ones(1, 2))
