@@ -114,12 +114,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "soak.json")
     asked = parser.parse_args()
-    torch.set_num_threads(1)  # so that sums, and the record, are the same on any machine
+    torch.set_num_threads(1)  # as the tests do
     result = record(soak(asked.points, asked.seed), asked.seed)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{result['sampled']:,} sampled and {result['attacked']:,} attacked points, "
-          f"{result['outside']} cases with a point outside; record in {asked.out.name}")  # fmt: skip
+    print(f"{result['sampled']:,} sampled and {result['attacked']:,} attacked points,", end=" ")
+    print(f"{result['outside']} cases with a point outside; record in {asked.out.name}")
     return 1 if result["outside"] else 0
 
 

@@ -660,7 +660,10 @@ def _environment(device: torch.device, command: Sequence[str] | None) -> dict[st
 
 
 def _commit() -> str | None:
-    """The commit that this package was checked out from; None if it was not."""
+    """The commit that this package was checked out from.
+
+    A copied tree has no history: there `$ACERT_COMMIT` may say it, else None.
+    """
     package = Path(__file__).parent.parent
 
     def git(*words: str) -> str:
@@ -674,7 +677,7 @@ def _commit() -> str | None:
         changed = "-modified" if git("status", "--porcelain", "--", str(package)) else ""
         return git("rev-parse", "HEAD") + changed
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get("ACERT_COMMIT")
 
 
 def _cpu() -> str:
