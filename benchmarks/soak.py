@@ -14,8 +14,9 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ sys.path.insert(0, str(ROOT))  # the catalogue lives with the tests
 from tests.rule_cases import (  # noqa: E402
     FAMILIES,
     MODELS,
+    Case,
     Probe,
     model_subject,
     probe,
@@ -60,19 +62,25 @@ class Tally:
                 self.outside.append(f"{name}, {kind}, seed {seed}: {slack:.3g}")
 
 
-def probes(seed: int) -> Iterator[tuple[str, str, Probe]]:
-    """One round: (group, case, result)."""
+def probes(seed: int) -> Iterator[tuple[str, str, Callable[[], Probe]]]:
+    """One round: group, case, and what probes it."""
     for family, cases in FAMILIES.items():
         for case in cases:
-            yield family, str(case), probe(subject(case, seed=seed), points=2_000, attacks=200)
+            yield family, str(case), partial(probe_case, case, seed)
     for name in MODELS:
-        model = model_subject(name, seed=seed)
-        if name == "cnn7":
-            # Attacked in float32, checked in both: float64 convolutions take ten times as long.
-            result = probe(model, points=500, attacks=52, attack_dtype=torch.float32, chunk=50)
-        else:
-            result = probe(model, points=20_000, attacks=2_000)
-        yield name, name, result
+        yield name, name, partial(probe_model, name, seed)
+
+
+def probe_case(case: Case, seed: int) -> Probe:
+    return probe(subject(case, seed=seed), points=2_000, attacks=200)
+
+
+def probe_model(name: str, seed: int) -> Probe:
+    model = model_subject(name, seed=seed)
+    if name != "cnn7":
+        return probe(model, points=20_000, attacks=2_000)
+    # Attacked in float32 and checked in both, because float64 convolutions take much longer.
+    return probe(model, points=500, attacks=52, attack_dtype=torch.float32, chunk=50)
 
 
 def soak(points: int, seed: int) -> dict[str, Tally]:
@@ -81,11 +89,12 @@ def soak(points: int, seed: int) -> dict[str, Tally]:
     start, done, rounds = time.perf_counter(), 0, 0
     while done < points:
         group = None
-        for name, case, result in probes(seed + rounds):
+        for name, case, run in probes(seed + rounds):
             if name != group:
                 group = name
                 now = f"{time.perf_counter() - start:6.0f} s  {done:>9,} points"
                 print(f"{now}  round {rounds + 1}: {name}", flush=True)
+            result = run()
             tallies.setdefault(name, Tally()).add(case, seed + rounds, result)
             done += result.sampled + result.attacked
         rounds += 1

@@ -267,6 +267,7 @@ def activations() -> Iterator[Case]:
         nn.Tanh()
         nn.Softplus()
         nn.Softplus(beta=3.0)
+        nn.Softplus(threshold=1000.0)
         nn.Identity()
         nn.Dropout(0.5)
         nn.Dropout(0.5, inplace=True)

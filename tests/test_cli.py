@@ -273,7 +273,7 @@ def test_own_model_and_data(call):
 
 @pytest.mark.usefixtures("own")
 def test_own_weights(call):
-    import my_models
+    import my_models  # type: ignore[import-not-found]
 
     save_file(my_models.ready.state_dict(), "net.safetensors")
     rest = ["--dataset", "digits", "--max-radius", "0.1", "--out", "o", "--device", "cpu"]

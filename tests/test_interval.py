@@ -11,6 +11,7 @@ import acert
 from acert import Interval
 from acert.bounds import propagate
 from acert.bounds.bound_pass import BoundPass
+from acert.bounds.propagation import _Everywhere
 from acert.bounds.rounding import FLOAT32, REAL
 
 
@@ -288,6 +289,41 @@ def test_compiled_alias_of_a_tensor_added_in_place():
     eager = ends(*box().ends())
     compiled = torch.compile(ends, backend="aot_eager", fullgraph=True)(*box().ends())
     torch.testing.assert_close(compiled, eager)
+
+
+# -- what torch.compile hands over ----------------------------------------------------------
+
+
+def test_reflected_operators_put_the_interval_first():
+    """How torch.compile spells `box - c` and `box / c`."""
+    constant = torch.tensor([2.0, -4.0])
+    for reflected, direct in (
+        (torch.Tensor.__rsub__, torch.sub),
+        (torch.Tensor.__rtruediv__, torch.div),
+    ):
+        found = Interval.__torch_function__(reflected, (), (constant, box()))
+        expected = direct(box(), constant)
+        assert torch.equal(found.lower, expected.lower)
+        assert torch.equal(found.upper, expected.upper)
+
+
+def test_inplace_is_found_by_place():
+    """How torch.compile passes on the arguments of `nn.LeakyReLU` and its like."""
+    for inplace in (True, False):
+        interval = box((-1.0, 2.0), (1.0, 4.0))
+        slope = (interval, 0.5, inplace)
+        found = Interval.__torch_function__(nn.functional.leaky_relu, (), slope)
+        assert found.lower.tolist() == [[-0.5, 2.0]]
+        assert (found is interval) == inplace
+
+
+def test_intervals_in_a_tuple_are_found():
+    """torch.compile looks into lists only; a mode finds what it misses, and leaves the rest."""
+    with _Everywhere():
+        joined = torch.cat((box(), box()), dim=1)
+        plain = torch.cat((torch.zeros(1), torch.ones(1)))
+    assert joined.upper.tolist() == [[1.0, 4.0, 1.0, 4.0]]
+    assert plain.tolist() == [0.0, 1.0]
 
 
 # -- overflow -------------------------------------------------------------------------------

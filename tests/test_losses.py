@@ -274,7 +274,7 @@ def test_only_the_clean_pass_moves_running_statistics():
 
 @pytest.mark.parametrize(
     ("method", "regularize"),
-    [(Standard(), False), (Acert(), False), *((m(kappa=0.25), True) for m in METHODS)],
+    [(Standard(), False), (Acert(), False), *((m(kappa=0.25), True) for m in METHODS)],  # type: ignore[abstract]
 )
 def test_compiled_step_equals_eager(method, regularize):
     torch.compiler.reset()

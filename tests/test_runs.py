@@ -23,14 +23,11 @@ import acert
 from acert import data, models, records
 from acert.errors import InvalidInput, RunError, UnsupportedOperation
 from acert.evaluation import certify
+from acert.experiments import environment, execution
 from acert.experiments import run as runs
 from acert.experiments.experiment import Experiment, Network, build_model, from_config, to_config
+from acert.experiments.progress import Bar, Events, Lines, Progress, Silent, display
 from acert.experiments.run import (
-    Bar,
-    Events,
-    Lines,
-    Progress,
-    Silent,
     record_certification,
     resume_run,
     train,
@@ -105,7 +102,7 @@ def interrupt(number=signal.SIGINT):
 @pytest.fixture(autouse=True)
 def _every_epoch(monkeypatch):
     """States at the end of every epoch, however slow the disk of this machine is."""
-    monkeypatch.setattr(runs, "_SAVE_SHARE", 0)
+    monkeypatch.setattr(execution, "_SAVE_SHARE", 0)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +175,7 @@ def test_the_environment_names_versions_and_nobody(reference):
 
 def test_commands_lose_the_folders_of_this_machine():
     words = ["acert", "train", "--data-dir", "/home/jo/data", "--out=~/runs/a", "runs/b", "../c"]
-    assert runs._without_paths(words) == [
+    assert environment.without_paths(words) == [
         "acert", "train", "--data-dir", "data", "--out=a", "runs/b", "c"
     ]  # fmt: skip
 
@@ -189,7 +186,7 @@ def test_what_cannot_be_found_out_is_left_out(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", missing)
     monkeypatch.setattr(Path, "read_text", missing)
-    facts = runs._environment(torch.device("cpu"), None)
+    facts = environment.environment(torch.device("cpu"), None)
     assert facts["commit"] is None
     assert facts["command"] is None
     assert isinstance(facts["cpu"], str)
@@ -202,13 +199,13 @@ def test_the_commit_is_that_of_the_package(monkeypatch):
         return types.SimpleNamespace(stdout=answers[call[3]])
 
     monkeypatch.setattr(subprocess, "run", git)
-    assert runs._commit() == "abc123"
+    assert environment.commit() == "abc123"
     answers["status"] = " M training.py"
-    assert runs._commit() == "abc123-modified"
+    assert environment.commit() == "abc123-modified"
 
 
 def test_without_validation_nothing_is_evaluated(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "evaluate", None)
+    monkeypatch.setattr(execution, "evaluate", None)
     run = train_run(experiment(train_on_all=True, epochs=2), out=tmp_path / "run", progress=False)
     assert not any("art" in row for row in run.history)
     assert records.read_config(tmp_path / "run")["data"]["train"] == 1438
@@ -330,13 +327,13 @@ def test_a_signal_saves_and_says_how_to_go_on(reference, tmp_path, number, step)
 
 
 def test_a_signal_during_validation_stops_it_and_loses_nothing(reference, tmp_path, monkeypatch):
-    true_evaluate = runs.evaluate
+    true_evaluate = execution.evaluate
 
     def evaluate(*arguments, **keywords):
         interrupt()
         return true_evaluate(*arguments, **keywords)
 
-    monkeypatch.setattr(runs, "evaluate", evaluate)
+    monkeypatch.setattr(execution, "evaluate", evaluate)
     with pytest.raises(KeyboardInterrupt, match="stopped after step 18 of 27"):
         train_run(experiment(), out=tmp_path / "run", progress=False)
     monkeypatch.undo()
@@ -378,7 +375,7 @@ def test_a_run_outside_the_main_thread_sets_no_handlers(tmp_path):
 
 def test_a_finished_run_is_loaded_and_not_trained(reference, monkeypatch):
     before = weights(reference)
-    monkeypatch.setattr(runs, "_Execution", lambda *_: None)
+    monkeypatch.setattr(runs, "Execution", lambda *_: None)
     watcher = Watcher()
     run = resume_run(reference, progress=watcher)
     assert watcher.notes == [f"the run in {reference} is finished already"]
@@ -468,10 +465,10 @@ def test_a_state_that_does_not_fit_the_model_is_refused(tmp_path):
 def test_saves_are_regular_but_cost_no_more_than_a_tenth(
     tmp_path, monkeypatch, step_seconds, save_seconds, expected
 ):
-    monkeypatch.setattr(runs, "_SAVE_SHARE", 10)
+    monkeypatch.setattr(execution, "_SAVE_SHARE", 10)
     now, saves = [0.0], []
     clock = types.SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
-    monkeypatch.setattr(runs, "time", clock)
+    monkeypatch.setattr(execution, "time", clock)
     true_write = records.write_state
 
     def write_state(folder, arrays, facts):
@@ -490,7 +487,7 @@ def test_saves_are_regular_but_cost_no_more_than_a_tenth(
 
 def test_a_long_validation_is_preceded_by_a_save(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(runs, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(execution, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     seen = []
 
     def evaluate(*_, **__):
@@ -499,7 +496,7 @@ def test_a_long_validation_is_preceded_by_a_save(tmp_path, monkeypatch):
         seen.append((state.facts["step"], state.facts["pending"]["epoch"]))
         raise RunError("power cut")
 
-    monkeypatch.setattr(runs, "evaluate", evaluate)
+    monkeypatch.setattr(execution, "evaluate", evaluate)
     true_means = runs.Trainer.run_epoch
 
     def run_epoch(self, on_step):
@@ -886,9 +883,9 @@ def test_a_bar_shows_figures_and_notes():
 
 def test_a_bar_on_a_terminal_lines_without_rich(monkeypatch):
     monkeypatch.setattr(sys, "stderr", types.SimpleNamespace(isatty=lambda: True, write=len))
-    assert isinstance(runs._progress(True, every=1), Bar)
+    assert isinstance(display(True, every=1), Bar)
     monkeypatch.setitem(sys.modules, "rich.progress", None)
-    assert isinstance(runs._progress(True, every=1), Lines)
+    assert isinstance(display(True, every=1), Lines)
 
 
 def test_events_hold_the_figures_of_every_row(tmp_path, monkeypatch):

@@ -1,0 +1,1 @@
+"""Experiments: recipes, runs and their folders, overrides from the command line."""

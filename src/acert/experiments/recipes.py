@@ -265,10 +265,10 @@ def tinyimagenet_acert_fast(*, kappa: float = 0.0) -> Experiment:
 def _digits(method: Method, **changes: Any) -> Experiment:
     settings = Settings(
         method=method,
-        max_radius=0.15,
+        max_radius=0.2,
         epochs=60,
         batch_size=64,
-        learning_rate=OneCycle(max_rate=1e-2),
+        learning_rate=OneCycle(max_rate=2e-2),
         radius_schedule=SmoothRadius(start_epoch=2, length=24),
     )
     return _experiment("digits", settings, **changes)

@@ -1,0 +1,136 @@
+"""All methods on digits, three seeds: trains, certifies, writes the record and the table.
+
+    python benchmarks/methods_table.py              train what is missing, write both files
+    python benchmarks/methods_table.py --from-record   write the table of docs/methods.md anew
+
+The record is results/digits-methods.json; the table stands between two markers in
+docs/methods.md. Every run is that of `acert train --method METHOD --seed SEED`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+
+from acert import data, metrics, records
+from acert.evaluation import certify
+from acert.experiments.recipes import recipe
+from acert.experiments.run import record_certification, train_run
+from acert.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "results" / "digits-methods.json"
+PAGE = ROOT / "docs" / "methods.md"
+BEGIN, END = "<!-- digits-methods:begin -->", "<!-- digits-methods:end -->"
+SEEDS = (0, 1, 2)
+FIGURES = ("accuracy", "acr", "art")
+
+
+def trained(method: str, seed: int, out: Path) -> dict[str, object]:
+    """One run and the figures of its test set, in a process of its own."""
+    torch.set_num_threads(1)
+    experiment = recipe("digits", method, seed=seed)
+    folder = out / f"{method}-s{seed}"
+    run = train_run(experiment, out=folder, resume=folder.exists(), progress=False)
+    test_set = data.load_test("digits")
+    found = certify(run.model, test_set, max_radius=experiment.settings.max_radius)
+    record_certification(folder, found, test_set)
+    return {
+        "method": method,
+        "seed": seed,
+        "accuracy": found.accuracy,
+        "acr": found.acr,
+        "art": found.art,
+        "environment": records.read_environment(folder),
+    }
+
+
+def record(out: Path) -> dict[str, object]:
+    """The figures of every method and seed, with what is needed to repeat them."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        calls = [pool.submit(trained, method, seed, out) for method in METHODS for seed in SEEDS]
+        runs = []
+        for call in calls:
+            runs.append(call.result())
+            print(*(runs[-1][name] for name in ("method", "seed", *FIGURES)), flush=True)
+    environment = runs[0]["environment"]
+    assert isinstance(environment, dict)
+    kept = ("commit", "acert", "python", "torch", "system", "cpu", "cores", "threads")
+    settings = recipe("digits", "acert").settings
+    return {
+        "command": "python benchmarks/methods_table.py",
+        "environment": {name: environment.get(name) for name in kept},
+        "test_images": len(data.load_test("digits")),
+        "max_radius": settings.max_radius,
+        "epochs": settings.epochs,
+        "seeds": list(SEEDS),
+        "runs": [
+            {name: value for name, value in run.items() if name != "environment"} for run in runs
+        ],
+    }
+
+
+def table(content: dict[str, object]) -> str:
+    """The record as Markdown: mean and sample standard deviation in points, best mean bold."""
+    runs = content["runs"]
+    assert isinstance(runs, list)
+    names = list(dict.fromkeys(run["method"] for run in runs))
+    spreads = {
+        (name, figure): metrics.spread([run[figure] for run in runs if run["method"] == name])
+        for name in names
+        for figure in FIGURES
+    }
+    best = {figure: max(spreads[name, figure].mean for name in names) for figure in FIGURES}
+    lines = ["| method | Acc | ACR | ART |", "| --- | --- | --- | --- |"]
+    for name in names:
+        cells = []
+        for figure in FIGURES:
+            found = spreads[name, figure]
+            mean = f"{100 * found.mean:.2f}"
+            mean = f"**{mean}**" if found.mean == best[figure] else mean
+            cells.append(f"{mean} \N{PLUS-MINUS SIGN} {100 * (found.std or 0):.2f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    environment = content["environment"]
+    assert isinstance(environment, dict)
+    lines += [
+        "",
+        f"{content['test_images']} test images, max_radius {content['max_radius']}, kappa 0 "
+        f"(standard: 1), {content['epochs']} epochs, seeds {content['seeds']}; mean and sample "
+        f"standard deviation in points; interval bounds, real arithmetic; torch "
+        f"{environment['torch']} on {environment['cpu']}.",
+    ]
+    return "\n".join(lines)
+
+
+def write_page(text: str) -> None:
+    """Puts the table between its markers."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    """Makes the record, unless it is to be taken as it is, and the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--from-record", action="store_true", help="train nothing")
+    parser.add_argument("--runs", type=Path, help="folder of the runs (default: a temporary one)")
+    options = parser.parse_args()
+    if not options.from_record:
+        with tempfile.TemporaryDirectory() as temporary:
+            content = record(options.runs or Path(temporary))
+        RECORD.parent.mkdir(exist_ok=True)
+        RECORD.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_page(table(json.loads(RECORD.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    main()

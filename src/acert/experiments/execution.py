@@ -1,0 +1,259 @@
+"""One run under way: trains, validates, records, saves its state, and stops when asked."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, final
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from acert import records
+from acert.data import Split
+from acert.errors import RunError
+from acert.evaluation import evaluate
+from acert.experiments.environment import environment
+from acert.experiments.progress import Progress
+from acert.records import Row
+from acert.training import Trainer
+
+__all__ = ["SAVE_EVERY", "Execution", "fitted", "stop_on_signal", "to_arrays", "to_tensors"]
+
+SAVE_EVERY = 60.0
+_SAVE_SHARE = 10
+_CHEAP_SAVE = 0.1
+
+
+@final
+class Execution:
+    """One run under way: trains, validates, records, and saves its state when it is due."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        validation: Split | None,
+        validate_every: int,
+        folder: Path | None,
+        save_every: float,
+        listeners: list[Progress],
+    ) -> None:
+        self.trainer = trainer
+        self.validation = validation
+        self.validate_every = validate_every
+        self.folder = folder
+        self.save_every = save_every
+        self.listeners = listeners
+        self.rows: list[Row] = []
+        # The row of an epoch that is trained but not validated yet.
+        self.pending: Row | None = None
+        self.stop_requested = False
+        self.seconds_before = 0.0
+        self.began = self.saved = time.monotonic()
+        self.save_cost = 0.0
+        self.saved_step: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Time the run has taken, over all its parts."""
+        return self.seconds_before + time.monotonic() - self.began
+
+    def start(self, *, resume: bool, command: Sequence[str] | None) -> None:
+        """Goes to the last state, or saves the first one; tells the listeners where it stands."""
+        if self.folder is not None:
+            state = records.read_state(self.folder) if resume else None
+            if state is not None:
+                self._restore(state)
+            # Rows that the state does not know yet are cut off: they will be made again.
+            records.write_metrics(self.folder, self.rows)
+            self._write_environment(command)
+            if state is None:
+                self.save()
+        for listener in self.listeners:
+            listener.start(self.trainer)
+
+    def train(self, go_on: str) -> None:
+        """Trains to the end; a failure names the last good state, a stop says how to go on."""
+        try:
+            self._epochs()
+        except RunError as error:
+            where = "none, since `out` was not given"
+            if self.folder is not None:
+                where = f"{self.folder / records.STATE}, step {self.saved_step}"
+            raise RunError(f"{error}; the last good checkpoint: {where}") from error
+        except _Stop:
+            self.save()
+            step, total = self.trainer.step, self.trainer.total_steps
+            raise KeyboardInterrupt(
+                f"stopped after step {step} of {total}, with everything saved. To go on: {go_on}"
+            ) from None
+        finally:
+            for listener in self.listeners:
+                listener.close()
+
+    def _epochs(self) -> None:
+        trainer = self.trainer
+        while len(self.rows) < trainer.settings.epochs:
+            if self.pending is None:
+                self.pending = self._trained_epoch()
+            row = self.pending | self._validated(self.pending["epoch"])
+            self.rows.append(row)
+            self.pending = None
+            over = len(self.rows) == trainer.settings.epochs
+            if self.folder is not None:
+                records.write_metrics(self.folder, self.rows)
+                wait = min(self.save_every, _SAVE_SHARE * self.save_cost)
+                if over or self.save_cost < _CHEAP_SAVE or self._since_save() >= wait:
+                    self.save()
+            for listener in self.listeners:
+                listener.epoch(row)
+
+    def _trained_epoch(self) -> Row:
+        """The row of one epoch without validation; rate and cap are those of its last step."""
+        trainer = self.trainer
+        settings, per_epoch = trainer.settings, trainer.steps_per_epoch
+        figures = trainer.run_epoch(self._on_step)
+        last = trainer.step - 1
+        return {
+            "epoch": int(figures.pop("epoch")),
+            "step": trainer.step,
+            "loss": figures["loss"],
+            "standard": figures["standard"],
+            "robust": figures["robust"],
+            "regularization": figures["regularization"],
+            "train_accuracy": figures["correct"],
+            "learning_rate": settings.learning_rate.rate(
+                last, steps_per_epoch=per_epoch, epochs=settings.epochs
+            ),
+            "radius_cap": settings.radius_schedule.cap(
+                last, max_radius=settings.max_radius, steps_per_epoch=per_epoch
+            ),
+            "seconds": round(figures["seconds"], 3),
+        }
+
+    def _validated(self, epoch: int) -> Row:
+        """Accuracy, ACR and ART of the validation samples, on epochs that ask for them."""
+        settings = self.trainer.settings
+        if self.validation is None or (epoch % self.validate_every and epoch < settings.epochs):
+            return {}
+        if self.folder is not None and self._since_save() >= self.save_every:
+            self.save()
+        with self.trainer.arithmetic():
+            found = evaluate(
+                self.trainer.model, self.validation, max_radius=settings.max_radius,
+                domain=settings.domain, elide=settings.elide,
+                progress=lambda done: self._stop_if_asked(),
+            )  # fmt: skip
+        return dict(vars(found))
+
+    def _on_step(self, step: int) -> None:
+        for listener in self.listeners:
+            listener.step(step)
+        self._stop_if_asked()
+        if self.folder is not None and self._since_save() >= self.save_every:
+            self.save()
+
+    def _stop_if_asked(self) -> None:
+        # Without a folder nothing could be saved, and no handler is in place.
+        if self.stop_requested:
+            raise _Stop
+
+    def _since_save(self) -> float:
+        return time.monotonic() - self.saved
+
+    def save(self) -> None:
+        """Writes the state; refused if NaN has got into it."""
+        assert self.folder is not None
+        began = time.monotonic()
+        tensors, numbers = self.trainer.state()
+        facts = numbers | {"rows": len(self.rows), "elapsed": self.seconds}
+        records.write_state(self.folder, to_arrays(tensors), facts | {"pending": self.pending})
+        self.saved, self.saved_step = time.monotonic(), self.trainer.step
+        self.save_cost = self.saved - began
+
+    def _restore(self, state: records.State) -> None:
+        assert self.folder is not None
+        tensors, facts = to_tensors(state.arrays), state.facts
+        fitted(self.folder, lambda: self.trainer.restore(tensors, facts))
+        rows = records.read_metrics(self.folder)
+        if len(rows) < facts["rows"]:
+            raise RunError(
+                f"{self.folder / records.METRICS} has {len(rows)} rows, "
+                f"but the state knows {facts['rows']}"
+            )
+        self.rows = rows[: facts["rows"]]
+        self.pending, self.seconds_before = facts["pending"], facts["elapsed"]
+        self.saved_step = self.trainer.step
+        if state.complaint is not None:
+            for listener in self.listeners:
+                listener.note(state.complaint)
+
+    def finish(self, *, command: Sequence[str] | None) -> None:
+        """Writes the weights, last of all, and what the run cost."""
+        assert self.folder is not None
+        self._write_environment(command)
+        records.drop_previous_state(self.folder)
+        records.write_weights(self.folder, to_arrays(self.trainer.model.state_dict()))
+
+    def _write_environment(self, command: Sequence[str] | None) -> None:
+        assert self.folder is not None
+        facts = environment(self.trainer.device, command)
+        records.write_environment(self.folder, facts | {"seconds": round(self.seconds, 1)})
+
+
+class _Stop(Exception):
+    """Raised between two steps after a signal; never leaves this module."""
+
+
+@contextmanager
+def stop_on_signal(execution: Execution) -> Iterator[None]:
+    """Ctrl-C and SIGTERM stop the run after its step, a second one at once.
+
+    An exception in the middle of a step would leave weights of two different steps.
+    """
+    before: dict[int, Any] = {}
+
+    def give_back() -> None:
+        while before:
+            number, handler = before.popitem()
+            signal.signal(number, handler)
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        execution.stop_requested = True
+        give_back()
+
+    # Without a folder there is nothing to save; only the main thread may set handlers; a
+    # signal that is ignored (nohup) stays so.
+    if execution.folder is not None and threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        give_back()
+
+
+def fitted(folder: Path, load: Callable[[], object]) -> None:
+    """Runs `load`, and says which folder holds a state that does not fit the model."""
+    try:
+        load()
+    except (RuntimeError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"the state in {folder} does not fit the model: {reason}") from error
+
+
+def to_arrays(tensors: dict[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
+    """Tensors as arrays on the host."""
+    return {name: value.detach().cpu().contiguous().numpy() for name, value in tensors.items()}
+
+
+def to_tensors(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
+    """Arrays as tensors that share their memory."""
+    return {name: torch.from_numpy(value) for name, value in arrays.items()}
