@@ -38,24 +38,18 @@ class CapturedStep:
         self.noise = None if batch.noise is None else batch.noise.clone()
         self.scalars = scalars.to(trainer.device)
         static = type(batch)(self.index, self.draws, self.noise)
-        saved = _tensors(trainer)
-        before = [tensor.clone() for tensor in saved]
 
         def run() -> Tensor:
             return trainer.update(static, self.scalars, regularize=regularize)
 
-        for _ in range(_WARM_UP):
-            run()
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        trainer.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
-            self.terms = run()
-        # The warm-up trained on its own: what it moved goes back.
-        fresh = {id(tensor): value for tensor, value in zip(saved, before, strict=True)}
-        with torch.no_grad():
-            for tensor in _tensors(trainer):
-                tensor.copy_(fresh[id(tensor)]) if id(tensor) in fresh else tensor.zero_()
+        with _unmoved(trainer):
+            for _ in range(_WARM_UP):
+                run()
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            trainer.optimizer.zero_grad(set_to_none=True)
+            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
+                self.terms = run()
 
     def replay(self, batch: Batch, scalars: Tensor) -> Tensor:
         """The terms of one step; they are overwritten by the next replay."""
@@ -115,6 +109,21 @@ def update(trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool)
 def _compile(trainer: Trainer) -> None:
     compiled: Any = torch.compile(trainer.objective.__call__, fullgraph=True, dynamic=False)
     trainer.loss = compiled
+
+
+@contextmanager
+def _unmoved(trainer: Trainer) -> Iterator[None]:
+    """Puts back what the steps inside train, whether they succeed or not."""
+    before = {id(tensor): tensor.detach().clone() for tensor in _tensors(trainer)}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor in _tensors(trainer):
+                if id(tensor) in before:
+                    tensor.copy_(before[id(tensor)])
+                else:  # the optimiser's own, made by the first step: it starts at 0
+                    tensor.zero_()
 
 
 def _tensors(trainer: Trainer) -> list[Tensor]:

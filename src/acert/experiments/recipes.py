@@ -265,7 +265,7 @@ def tinyimagenet_acert_fast(*, kappa: float = 0.0) -> Experiment:
 def _digits(method: Method, **changes: Any) -> Experiment:
     settings = Settings(
         method=method,
-        max_radius=0.2,
+        max_radius=0.15,
         epochs=60,
         batch_size=64,
         learning_rate=OneCycle(max_rate=2e-2),
