@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-demo: $(READY) ## train, certify and plot on scikit-learn's digits (under a minute)
+demo: $(READY) ## train, certify and plot on scikit-learn's digits (under two minutes)
 	$(BIN)/python examples/digits.py
 
 # One torch thread a worker: two workers with two threads each would fight over two cores.
@@ -51,7 +51,7 @@ wheel: $(READY) ## build sdist and wheel, import the wheel in a throw-away envir
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/borrowed.pth"; \
 	cd build && venv/bin/python ../tests/wheel_import.py
 
-soak: $(READY) ## soundness with a million points; rewrites the committed record
+soak: $(READY) ## soundness with millions of points; rewrites the committed record
 	$(BIN)/python benchmarks/soak.py
 
 bench: $(READY) ## time and memory of bound passes and certification

@@ -4,7 +4,7 @@
     python benchmarks/methods_table.py --from-record   write the table of docs/methods.md anew
 
 The record is results/digits-methods.json; the table stands between two markers in
-docs/methods.md. Every run is that of `acert train --method METHOD --seed SEED`.
+docs/methods.md. Every run is that of `acert train --method METHOD --kappa KAPPA --seed SEED`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ RECORD = ROOT / "results" / "digits-methods.json"
 PAGE = ROOT / "docs" / "methods.md"
 BEGIN, END = "<!-- digits-methods:begin -->", "<!-- digits-methods:end -->"
 SEEDS = (0, 1, 2)
+KAPPAS = (0.0, 0.5)
 FIGURES = ("accuracy", "acr", "art")
 
 
-def trained(method: str, seed: int, out: Path) -> dict[str, object]:
+def trained(method: str, kappa: float, seed: int, out: Path) -> dict[str, object]:
     """One run and the figures of its test set, in a process of its own."""
     torch.set_num_threads(1)
-    experiment = recipe("digits", method, seed=seed)
-    folder = out / f"{method}-s{seed}"
+    experiment = recipe("digits", method, kappa=kappa, seed=seed)
+    folder = out / f"{method}-k{kappa:g}-s{seed}"
     run = train_run(experiment, out=folder, resume=folder.exists(), progress=False)
     test_set = data.load_test("digits")
     found = certify(run.model, test_set, max_radius=experiment.settings.max_radius)
     record_certification(folder, found, test_set)
     return {
         "method": method,
+        "kappa": kappa,
         "seed": seed,
         "accuracy": found.accuracy,
         "acr": found.acr,
@@ -56,11 +58,16 @@ def record(out: Path) -> dict[str, object]:
     """The figures of every method and seed, with what is needed to repeat them."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        calls = [pool.submit(trained, method, seed, out) for method in METHODS for seed in SEEDS]
+        calls = [
+            pool.submit(trained, method, kappa, seed, out)
+            for method in METHODS
+            for kappa in ((1.0,) if method == "standard" else KAPPAS)
+            for seed in SEEDS
+        ]
         runs = []
         for call in calls:
             runs.append(call.result())
-            print(*(runs[-1][name] for name in ("method", "seed", *FIGURES)), flush=True)
+            print(*(runs[-1][name] for name in ("method", "kappa", "seed", *FIGURES)), flush=True)
     environment = runs[0]["environment"]
     assert isinstance(environment, dict)
     kept = ("commit", "acert", "python", "torch", "system", "cpu", "cores", "threads")
@@ -82,29 +89,31 @@ def table(content: dict[str, object]) -> str:
     """The record as Markdown: mean and sample standard deviation in points, best mean bold."""
     runs = content["runs"]
     assert isinstance(runs, list)
-    names = list(dict.fromkeys(run["method"] for run in runs))
+    rows: dict[tuple[str, float], list[dict[str, float]]] = {}
+    for run in runs:
+        rows.setdefault((run["method"], run["kappa"]), []).append(run)
     spreads = {
-        (name, figure): metrics.spread([run[figure] for run in runs if run["method"] == name])
-        for name in names
+        (row, figure): metrics.spread([run[figure] for run in mine])
+        for row, mine in rows.items()
         for figure in FIGURES
     }
-    best = {figure: max(spreads[name, figure].mean for name in names) for figure in FIGURES}
-    lines = ["| method | Acc | ACR | ART |", "| --- | --- | --- | --- |"]
-    for name in names:
-        cells = []
+    best = {figure: max(spreads[row, figure].mean for row in rows) for figure in FIGURES}
+    lines = ["| method | kappa | Acc | ACR | ART |", "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        cells = [row[0], f"{row[1]:g}"]
         for figure in FIGURES:
-            found = spreads[name, figure]
+            found = spreads[row, figure]
             mean = f"{100 * found.mean:.2f}"
             mean = f"**{mean}**" if found.mean == best[figure] else mean
             cells.append(f"{mean} \N{PLUS-MINUS SIGN} {100 * (found.std or 0):.2f}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(cells)} |")
     environment = content["environment"]
     assert isinstance(environment, dict)
     lines += [
         "",
-        f"{content['test_images']} test images, max_radius {content['max_radius']}, kappa 0 "
-        f"(standard: 1), {content['epochs']} epochs, seeds {content['seeds']}; mean and sample "
-        f"standard deviation in points; interval bounds, real arithmetic; torch "
+        f"{content['test_images']} test images, max_radius {content['max_radius']}, "
+        f"{content['epochs']} epochs, seeds {content['seeds']}; mean and sample standard "
+        f"deviation in points, the best mean bold; interval bounds, real arithmetic; torch "
         f"{environment['torch']} on {environment['cpu']}.",
     ]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Writes the tables of README.md from the records under results/.
 
-    python benchmarks/readme.py            # rewrite
-    python benchmarks/readme.py --check    # exit status 1 if README.md is stale
+python benchmarks/readme.py            # rewrite
+python benchmarks/readme.py --check    # exit status 1 if README.md is stale
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PAPER = {("mnist", "Acert"): (98.42, 95.01, 96.69), ("mnist", "FastIBP"): (97.61
 
 def results_table() -> str:
     rows = [
-        "| data, method, kappa | Acc | ACR | ART | paper's Acc / ACR / ART | n | trained on, minutes |",
+        "| data, method, kappa | Acc | ACR | ART | paper's Acc / ACR / ART | n | "
+        "trained on, minutes |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for folder in sorted(path.parent for path in (ROOT / "results").glob("*/certificates.npz")):

@@ -118,8 +118,10 @@ def picture(points: Sequence[Point], path: Path) -> Path:
     x = np.linspace(acrs.min() - room, acrs.max() + room, 200)
     y = np.linspace(accuracies.min() - room, min(100.0, accuracies.max() + room), 200)
     level = np.sqrt(x[None, :] * y[:, None])
-    lines = left.contour(x, y, level, levels=8, colors="0.75", linewidths=0.8)
-    left.clabel(lines, fmt="ART %g", fontsize=8, colors="0.45")
+    step = 1 if np.ptp(level) < 8 else 2 if np.ptp(level) < 20 else 5
+    levels = np.arange(step * np.ceil(level.min() / step), level.max(), step)
+    lines = left.contour(x, y, level, levels=levels, colors="0.8", linewidths=0.8)
+    left.clabel(lines, fmt="ART %g", fontsize=8, colors="0.5")
     for method, name in METHODS.items():
         mine = sorted((p for p in points if p.method == method), key=lambda p: p.kappa)
         found = [p.certificates for p in mine]

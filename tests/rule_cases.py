@@ -290,7 +290,9 @@ def activations() -> Iterator[Case]:
     """, gap=1.0)  # fmt: skip
     yield from cases((5,), "nn.Softplus()", around=(18.0, 22.0), r=2.0, gap=1e-6)
     # These have a lowest point inside the box, which points only come near.
-    yield from cases((5,), "nn.LeakyReLU(-0.4)\nnn.ELU(-0.7)", gap=1e-2)
+    yield from cases(
+        (5,), "nn.LeakyReLU(-0.4)\nnn.ELU(-0.7)\nabs(x)\nx.abs()\ntorch.abs(x)", gap=1e-2
+    )
     dip = """
         nn.GELU()
         nn.GELU("tanh")
@@ -430,6 +432,12 @@ def shapes() -> Iterator[Case]:
         x.swapaxes(1, 2)
         torch.swapaxes(x, 1, 2)
         x.movedim(2, 1)
+        x.mT
+        x.clone()
+        torch.clone(x)
+        x.double()
+        x.to(torch.float64)
+        x.to('cpu')
         torch.movedim(x, (1, 2), (2, 1))
         x[:, :1].squeeze()
         x[:, :1].squeeze(1)

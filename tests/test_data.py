@@ -166,3 +166,9 @@ def test_a_split_is_checked_and_moves_as_one() -> None:
 def test_every_refusal_is_an_error_of_ours() -> None:
     assert issubclass(DataError, AcertError)
     assert set(data.NAMES) == {"digits", "mnist", "cifar10", "tinyimagenet", "npz", "folder"}
+
+
+def test_facts_are_those_of_the_training_set() -> None:
+    digits = data.load("digits")
+    assert data.facts("digits") == data.Facts(digits.num_classes, digits.domain)
+    assert data.facts("tinyimagenet").num_classes == 200

@@ -47,6 +47,7 @@ def test_reads_classes_in_order(root: Path) -> None:
     assert whole.train.labels.tolist() == [0] * 5 + [1] * 5
     expected = np.stack([colours(seed) for seed in (*range(5), *range(10, 15))])
     np.testing.assert_array_equal(whole.train.images.numpy(), expected.transpose(0, 3, 1, 2))
+    assert data.facts("folder", data_dir=root).num_classes == whole.num_classes
     test = data.load_test("folder", data_dir=root)
     assert test.labels.tolist() == [0, 1]
     np.testing.assert_array_equal(test.images[1].numpy(), colours(15).transpose(2, 0, 1))

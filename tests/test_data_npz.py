@@ -51,11 +51,22 @@ def test_a_folder_may_hold_data_npz(tmp_path: Path) -> None:
 def test_test_arrays_alone_are_enough_for_testing(path: Path) -> None:
     np.savez(path, x_test=X, y_test=Y)
     assert len(data.load_test("npz", data_dir=path)) == 40
+    # How many classes there are is not said by test labels, and never guessed from them.
+    assert data.facts("npz", data_dir=path) == data.Facts(None, (0.0, 1.0))
+    np.savez(path, x_test=X / 255, y_test=Y, domain=[-1, 2])
+    assert data.facts("npz", data_dir=path) == data.Facts(None, (-1.0, 2.0))
+    np.savez(path, y_train=[0, 5], domain=[-1, 2])
+    assert data.facts("npz", data_dir=path) == data.Facts(6, (-1.0, 2.0))
+    np.savez(path, domain=[1, 2, 3])
+    with pytest.raises(DataError, match=r"mine\.npz: `domain` must be two numbers"):
+        data.facts("npz", data_dir=path)
 
 
 def test_missing_files_and_arrays_are_named(path: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.npz is missing: put it at .*/data\.npz"):
         data.load("npz", data_dir=tmp_path)
+    with pytest.raises(DataError, match=r"data\.npz is missing: put it at .*/nowhere/data\.npz"):
+        data.load("npz", data_dir=tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"mine\.npz is missing"):
         data.load("npz", data_dir=path)
     np.savez(path, x_train=X)

@@ -223,3 +223,10 @@ def test_float_examples_are_scaled_from_their_domain(certificates):
 
 def test_a_small_split_has_fewer_examples(split, certificates):
     assert len(examples(certificates, split, count=100)["least_index"]) == 60
+
+
+@pytest.mark.parametrize("figures", [certify, evaluate])
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_holds_a_sample(model, split, figures, size):
+    with pytest.raises(InvalidInput, match=f"`batch_size` must be at least 1; got {size}"):
+        figures(model, split, max_radius=MAX_RADIUS, batch_size=size)

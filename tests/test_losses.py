@@ -8,7 +8,7 @@ from torch import nn
 from acert import Brent
 from acert.losses import TERMS, Objective, Scalars
 from acert.methods import Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
-from acert.models import Normalize, cnn7, small_cnn
+from acert.models import Normalize, cnn7, mlp, small_cnn
 
 CAP = 0.15
 TIGHT = Brent(xtol=1e-12, rtol=1e-12, max_steps=80)
@@ -301,3 +301,13 @@ def test_scalars_have_names():
     assert [name.upper() for name in Scalars.NAMES] == [
         name for name in vars(Scalars) if name.isupper() and name != "NAMES"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", [torch.nn.Tanh, torch.nn.GELU])
+def test_regularisers_have_nothing_to_say_without_relu(activation):
+    model = mlp(4, [6], 3, activation=activation)
+    images, labels = torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    scalars = torch.tensor([1e-3, 0.05, 0.5, 0.0, 1.0, 0.25])
+    terms = Objective(method=FastIBP())(model, images, labels, images, scalars, regularize=True)
+    assert terms[3] == 0
+    assert terms[0] == terms[2] > 0

@@ -192,8 +192,11 @@ def test_bad_shapes_and_types_are_refused() -> None:
 
 
 def test_bad_parameters_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="`max_radius` must be positive; got 0"):
+    with pytest.raises(InvalidInput, match="`max_radius` must be positive and finite; got 0"):
         acr([0.1], max_radius=0.0)
+    for figure in (acr, radius_distribution):
+        with pytest.raises(InvalidInput, match="`max_radius` must be positive and finite; got inf"):
+            figure([0.1], max_radius=float("inf"))
     with pytest.raises(InvalidInput, match=r"`acr` must be a fraction .* got 41\.8"):
         art(0.62, 41.8)
     for at in (-0.1, float("nan"), float("inf")):

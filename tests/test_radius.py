@@ -610,3 +610,68 @@ def test_autocast_does_not_change_the_result():
         assert model(images).dtype == torch.bfloat16  # it is on
         result = acert.certified_radius(model, images, labels, max_radius=0.1)
     assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
+
+
+# -- models that are not what they seem -----------------------------------------------------
+
+
+class Forward(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.net = models.mlp(6, [8], 3)
+        self.function = function
+
+    def forward(self, x):
+        return self.net(self.function(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 3 if torch.is_tensor(x) else x,
+        lambda x: x + 0.1 * torch.randn(x.shape),
+        lambda x: x - x.mean(0, keepdim=True),
+    ],
+    ids=["asks for the type", "draws at random", "mixes the batch"],
+)
+def test_a_model_that_is_another_one_for_intervals_is_refused(function):
+    with pytest.raises(acert.UnsupportedOperation, match="computes something else of images"):
+        acert.certified_radius(Forward(function), torch.rand(8, 6), max_radius=0.1)
+
+
+def test_constants_of_numpy_on_either_side():
+    numpy = pytest.importorskip("numpy")
+    images = torch.rand(5, 6)
+    for function in (
+        lambda x: numpy.float64(3) * x,
+        lambda x: x * numpy.float32(3),
+        lambda x: numpy.full(6, 3.0) * x if not torch.is_tensor(x) else 3.0 * x,
+    ):
+        model = Forward(function)
+        plain = Forward(lambda x: 3.0 * x)
+        plain.load_state_dict(model.state_dict())
+        got, wanted = (
+            acert.certified_radius(m, images, max_radius=0.1).value for m in (model, plain)
+        )
+        assert torch.equal(got, wanted)
+
+
+def test_weights_that_are_not_numbers_are_refused():
+    model = models.mlp(6, [8], 3)
+    with torch.no_grad():
+        model[-1].bias[1] = torch.nan
+    with pytest.raises(acert.InvalidInput, match=r"NaN or infinity in `\d\.bias`"):
+        acert.certified_radius(model, torch.rand(2, 6), max_radius=0.1)
+
+
+def test_weights_without_a_shape_are_refused():
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(acert.InvalidInput, match="must be initialised"):
+        acert.certified_radius(model, torch.rand(2, 6), max_radius=0.1)
+
+
+def test_a_gradient_needs_gradients():
+    with torch.no_grad(), pytest.raises(acert.InvalidInput, match="where gradients are off"):
+        acert.certified_radius(
+            models.mlp(6, [8], 3), torch.rand(2, 6), max_radius=0.1, differentiable=True
+        )

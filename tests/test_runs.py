@@ -1,5 +1,6 @@
 """Whole runs: what a folder holds, how a run is stopped and resumed, and what is refused."""
 
+import contextlib
 import errno
 import io
 import json
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import acert
 from acert import data, models, records
@@ -33,7 +35,7 @@ from acert.experiments.run import (
     train,
     train_run,
 )
-from acert.methods import METHODS, Acert, FastIBP, Standard
+from acert.methods import METHODS, Acert, FastIBP, Sabr, Standard
 from acert.schedules import Constant, OneCycle, SmoothRadius
 from acert.training import Settings
 
@@ -794,7 +796,7 @@ def test_own_runs_can_be_recorded_and_resumed(tmp_path):
         call(folder)
     with pytest.raises(RunError, match=r"`settings\.max_radius` is 0\.1 there and 0\.2 here"):
         call(folder, resume=True, max_radius=0.2)
-    with pytest.raises(RunError, match="holds the run of a user's own arrays"):
+    with pytest.raises(RunError, match=r"acert\.train\(.*, resume=True\) goes on"):
         resume_run(folder)
     run = call(folder, resume=True)
     assert run.folder == folder
@@ -817,13 +819,80 @@ def test_own_runs_can_be_recorded_and_resumed(tmp_path):
         ({"validation": (torch.rand(4, 2), [0, 1, 2, 3])}, r"labels up to 2; got \(2,\) and 3"),
         ({"validation": (torch.rand(4, 5), [0, 1, 2, 0])}, r"inputs of \(2,\).*got \(5,\)"),
         ({"device": "abacus"}, "`device` must be available here; got abacus"),
+        ({"samples": (*blobs(), 3)}, r"`samples` must be a pair of arrays.*got a tuple of 3"),
+        ({"samples": TensorDataset(*blobs())}, r"`samples` must be a pair.*got a TensorDataset"),
+        ({"samples": DataLoader(TensorDataset(*blobs()))}, r"`samples` must.*got a DataLoader"),
+        ({"validation": blobs()[0]}, r"`validation` must be a pair of arrays.*got a Tensor"),
+        ({"batch_size": 16.0}, r"`batch_size` must be a whole number; got 16\.0"),
+        ({"epochs": 2.5}, r"`epochs` must be a whole number; got 2\.5"),
+        ({"epochs": True}, "`epochs` must be a whole number; got True"),
+        ({"validate_every": 1.5}, r"`validate_every` must be a whole number; got 1\.5"),
+        ({"max_radius": "0.1"}, r"`max_radius` must be a number; got '0\.1'"),
+        ({"elide": 1}, "`elide` must be of type bool; got 1"),
+        ({"domain": [0.0, 1.0, 2.0]}, r"`domain` must be of type tuple\[float, float\]"),
+        ({"domain": 1}, r"`domain` must be of type tuple\[float, float\]"),
+        ({"seed": None}, "`seed` must be a whole number; got None"),
+        ({"seed": -1}, r"`seed` must be in \[0, 9999999\]; got -1"),
     ],
 )
 def test_own_runs_refuse_what_does_not_fit(changes, message):
     standard = {"model": models.mlp(2, [4], 3), "method": Acert(), "max_radius": 0.1, "epochs": 1}
-    chosen = standard | {"progress": False} | changes
+    chosen = {"samples": blobs()} | standard | {"progress": False} | changes
     with pytest.raises(InvalidInput, match=message):
-        train(chosen.pop("model"), blobs(), **chosen)
+        train(chosen.pop("model"), chosen.pop("samples"), **chosen)
+
+
+@pytest.mark.parametrize("method", [Acert(), Sabr(), Standard()], ids=lambda m: type(m).__name__)
+def test_what_surrounds_the_call_does_not_change_the_run(method):
+    def trained(surroundings):
+        torch.manual_seed(0)
+        model = models.mlp(2, [8], 3)
+        with surroundings:
+            train(
+                model, list(blobs()), method=method, max_radius=0.1, epochs=2, progress=False,
+                domain=[0.0, 1.0], seed=9_999_999,
+            )  # fmt: skip
+            assert torch.is_grad_enabled() == (not isinstance(surroundings, torch.no_grad))
+        return model.state_dict()
+
+    plain = trained(contextlib.nullcontext())
+    for surroundings in (torch.no_grad(), torch.autocast("cpu", torch.bfloat16)):
+        found = trained(surroundings)
+        assert all(torch.equal(plain[name], found[name]) for name in plain)
+    with pytest.raises(InvalidInput, match="must be outside of torch"):
+        trained(torch.inference_mode())
+
+
+def test_dropout_is_refused_with_bounds_and_only_there(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3))
+    words = {"max_radius": 0.1, "epochs": 1, "progress": False}
+    with pytest.raises(UnsupportedOperation, match=r"in training mode.*method=Standard\(\)"):
+        train(model, blobs(), method=Acert(), out=tmp_path / "run", **words)
+    assert not (tmp_path / "run").exists()
+    train(model, blobs(), method=Standard(), out=tmp_path / "run", **words)
+
+
+def test_checks_leave_the_running_statistics_alone(monkeypatch):
+    class Seen(Exception):
+        pass
+
+    def start(self, **_):
+        raise Seen
+
+    model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    model[1].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    monkeypatch.setattr(execution.Execution, "start", start)
+    with pytest.raises(Seen):
+        train(model, blobs(), method=Acert(), max_radius=0.1, epochs=1, progress=False)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [module.training for module in model] == [True, False, True, True]
+
+
+def test_a_single_sample_is_refused_for_its_batch(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(InvalidInput, match="`batch_size` must be at"):
+        train(model, (torch.rand(1, 2), [2]), method=Acert(), max_radius=0.1, epochs=1)
 
 
 def test_more_outputs_than_labels_are_fine_for_own_arrays():

@@ -38,12 +38,13 @@ def test_the_shipped_model_is_small_and_good(test_set):
     model = load_model(NAME)
     assert not any(module.training for module in model.modules())
     assert isinstance(model[0], models.Normalize)
+    assert model(test_set.images[:3]).shape == (3, 10)
     folder = zoo.run_folder(NAME)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000
     experiment = zoo.run_experiment(NAME)
     assert experiment == recipe("digits", "acert", kappa=experiment.settings.method.kappa)
     found = certify(model, test_set, max_radius=experiment.settings.max_radius)
-    assert found.accuracy > 0.9
+    assert found.accuracy > 0.85
     assert found.acr > 0.6
 
 
@@ -61,9 +62,10 @@ def test_foolbox_takes_it(test_set):
     model = load_model(NAME)
     images, labels = test_set.images[:100], test_set.labels[:100]
     attacked = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
-    radius = acert.certified_radius(model, images, labels, max_radius=0.15).value
-    assert foolbox.accuracy(attacked, images, labels) == (radius > 0).double().mean()
-    weak, strong = 0.03, 0.4
+    radius = acert.certified_radius(model, images, labels, max_radius=0.3).value
+    right = (model(images).argmax(1) == labels).float().mean().item()
+    assert foolbox.accuracy(attacked, images, labels) == pytest.approx(right)
+    weak, strong = 0.1, 0.5
     _, points, success = foolbox.attacks.LinfPGD(steps=20)(
         attacked, images, labels, epsilons=[weak, strong]
     )
@@ -77,15 +79,15 @@ def test_torchattacks_takes_it(test_set):
     torchattacks = pytest.importorskip("torchattacks", exc_type=ImportError)
     model = load_model(NAME)
     images, labels = test_set.images[:100], test_set.labels[:100]
-    radius = acert.certified_radius(model, images, labels, max_radius=0.15).value
+    radius = acert.certified_radius(model, images, labels, max_radius=0.3).value
     wrong = {}
-    for size in (0.03, 0.4):
+    for size in (0.1, 0.5):
         attack = torchattacks.PGD(model, eps=size, alpha=size / 4, steps=10)
         points = attack(images, labels)
         assert (points - images).abs().max() <= size + 1e-6
         wrong[size] = model(points).argmax(1) != labels
-    assert not wrong[0.03][radius >= 0.03].any()
-    assert wrong[0.4].float().mean() > 0.5
+    assert not wrong[0.1][radius >= 0.1].any()
+    assert wrong[0.5].float().mean() > 0.5
 
 
 # -- run folders --------------------------------------------------------------------------
@@ -178,3 +180,19 @@ def test_weights_that_do_not_fit_are_refused(own_run, tmp_path):
     zeros = {"weight": np.zeros((2, 2), np.float32), "bias": np.zeros(2, np.float32)}
     zoo.load_weights(model, zeros, source=tmp_path)
     assert not model.weight.any()
+
+
+def test_a_damaged_config_is_named(tmp_path, run):
+    (tmp_path / "config.json").write_text('{"schema": 1}')
+    with pytest.raises(RunError, match=r"config\.json is damaged: it names no experiment"):
+        load_model(tmp_path)
+    config = json.loads((run.folder / "config.json").read_text())
+    del config["data"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match=r"config\.json is damaged: .* incomplete .*data"):
+        load_model(tmp_path)
+
+
+def test_a_factory_that_fails_is_told_in_one_line(run):
+    with pytest.raises(InvalidInput, match=r"\(1, 8, 8\) and 10, it raised TypeError"):
+        load_model(run.folder, model=nn.ReLU)

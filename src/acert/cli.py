@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass, replace
@@ -19,12 +20,17 @@ from torch import nn
 import acert
 from acert import data, records
 from acert.data import Split
-from acert.errors import AcertError, DataError, InvalidInput, RunError
+from acert.errors import AcertError, InvalidInput, RunError
 from acert.evaluation import Certificates, certify
-from acert.experiments.experiment import Experiment, Network
+from acert.experiments.experiment import Experiment, Network, build_own
 from acert.experiments.override import field_names, nearest, number, override
 from acert.experiments.recipes import recipe, with_epochs
-from acert.experiments.run import record_certification, resume_run, train_run
+from acert.experiments.run import (
+    available_device,
+    record_certification,
+    resume_run,
+    train_run,
+)
 from acert.methods import METHODS, Acert
 from acert.schedules import SmoothRadius, StepDecay
 from acert.zoo import load_model, load_weights, run_experiment, run_folder
@@ -63,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb: Callable[[argparse.Namespace], None] = options.verb
         options.command = ["acert", *words]
         verb(options)
+        # Here, where a closed pipe is still ours to handle.
+        sys.stdout.flush()
     except AcertError as error:
         print(f"acert: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -72,6 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print(f"\nacert: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Whoever read the output has gone, as `head` does; what is left of it goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     return 0
 
 
@@ -107,7 +119,7 @@ def _train(options: argparse.Namespace) -> None:
         )
         print(
             f"{experiment.dataset}, {method}, kappa {settings.method.kappa:g}, max_radius "
-            f"{settings.max_radius:.4g}, {settings.epochs} epochs, seed {settings.seed}, {device}"
+            f"{settings.max_radius:.4g}, {_epochs(settings.epochs)}, seed {settings.seed}, {device}"
         )
         run = train_run(
             experiment, out=out, data_dir=options.data_dir, device=device, model=factory,
@@ -123,6 +135,9 @@ def _experiment(options: argparse.Namespace) -> Experiment:
     """The recipe that the flags ask for."""
     method = options.method or "acert"
     experiment = recipe(options.dataset or "digits", method, kappa=options.kappa)
+    if not options.show:  # which needs no data
+        domain = data.facts(experiment.dataset, data_dir=options.data_dir).domain
+        experiment = override(experiment, "settings.domain", domain)
     if options.steps is not None:
         if not isinstance(experiment.settings.method, Acert):
             raise InvalidInput(f"`--steps` must come with the method acert; got {method}")
@@ -149,11 +164,15 @@ def _schedules(experiment: Experiment) -> str:
     settings = experiment.settings
     words = []
     if isinstance(settings.radius_schedule, SmoothRadius):
-        words.append(f"the radius rises over {settings.radius_schedule.length} epochs")
+        words.append(f"the radius rises over {_epochs(settings.radius_schedule.length)}")
     if isinstance(settings.learning_rate, StepDecay):
         after = " and ".join(str(epoch) for epoch in settings.learning_rate.epochs)
         words.append(f"the learning rate falls after epoch {after}")
-    return f"schedules scaled to {settings.epochs} epochs: {', '.join(words)}"
+    return f"schedules scaled to {_epochs(settings.epochs)}: {', '.join(words)}"
+
+
+def _epochs(count: int) -> str:
+    return f"{count} epoch" if count == 1 else f"{count} epochs"
 
 
 def _check_resume(options: argparse.Namespace) -> None:
@@ -190,6 +209,11 @@ def _certify(options: argparse.Namespace) -> None:
             )
         model = load_model(folder, device=device, model=factory)
         data_dir = options.data_dir or records.read_local(folder).get("data_dir")
+        found = data.facts(name, data_dir=data_dir).domain
+        if found != settings.domain:
+            raise InvalidInput(
+                f"the test set must have the domain of the run, {settings.domain}; got {found}"
+            )
         split = data.load_test(name, data_dir=data_dir)
         max_radius = settings.max_radius if options.max_radius is None else options.max_radius
         domain, elide = settings.domain, settings.elide
@@ -204,14 +228,25 @@ def _certify(options: argparse.Namespace) -> None:
                 f"give a run folder, or a model of your own, which needs {', '.join(absent)} too"
             )
         name, max_radius, elide, out = options.dataset, options.max_radius, True, options.out
-        split, classes, domain = _test_set(name, options.data_dir)
-        model = _own_model(options, split, classes).to(device).eval()
+        known = data.facts(name, data_dir=options.data_dir)
+        split, domain = data.load_test(name, data_dir=options.data_dir), known.domain
+        model = _own_model(options, split, known.num_classes).to(device).eval()
+    for flag, value in (("max_radius", max_radius), ("batch_size", options.batch_size)):
+        if value is not None and not value > 0:
+            raise InvalidInput(f"`{flag}` must be above 0; got {value}")
+    outside = [radius for radius in options.radii or () if not 0 <= radius <= max_radius]
+    if outside:
+        raise InvalidInput(
+            f"`--radii` must be in [0, {max_radius:g}], where radii are looked for; "
+            f"got {outside[0]:g}"
+        )
+    # Before the work, not after it.
+    records.make_writable(out)
     certificates = certify(
         model, split.to(device), max_radius=max_radius, bounds=options.bounds,
         arithmetic=options.arithmetic, domain=domain, elide=elide,
         batch_size=options.batch_size, progress=_counter(len(split)),
     )  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
     record_certification(out, certificates, split)
     _show(certificates, name, options.radii)
     print(f"wrote {records.CERTIFICATES} and {records.EXAMPLES} to {out}")
@@ -234,24 +269,20 @@ def _figures(accuracy: float, acr: float, art: float) -> str:
     return f"Acc {100 * accuracy:.2f}  ACR {100 * acr:.2f}  ART {100 * art:.2f}"
 
 
-def _test_set(name: str, data_dir: Path | None) -> tuple[Split, int, tuple[float, float]]:
-    """Test samples, number of classes and domain; the training set need not be there."""
-    split = data.load_test(name, data_dir=data_dir)
-    try:
-        whole = data.load(name, data_dir=data_dir, train_on_all=True)
-    except DataError:
-        return split, int(split.labels.max()) + 1, (0.0, 1.0)
-    return split, whole.num_classes, whole.domain
-
-
-def _own_model(options: argparse.Namespace, split: Split, classes: int) -> nn.Module:
-    made = _loaded(options.model)
-    model = made if isinstance(made, nn.Module) else made(tuple(split.images.shape[1:]), classes)
+def _own_model(options: argparse.Namespace, split: Split, classes: int | None) -> nn.Module:
+    model = _loaded(options.model)
     if not isinstance(model, nn.Module):
-        raise InvalidInput(f"`--model` must make a torch.nn.Module; got {type(model).__name__}")
+        if classes is None:
+            raise InvalidInput(
+                f"`--model` must name a module, not a factory, where {options.dataset} does not "
+                f"say how many classes there are; got {options.model}"
+            )
+        model = build_own(model, tuple(split.images.shape[1:]), classes)
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors.torch import load_file  # numpy has no bfloat16
 
+    if not options.weights.is_file():
+        raise RunError(f"the weights {options.weights} are missing: there is no such file")
     try:
         arrays = load_file(options.weights)
     except (OSError, SafetensorError) as error:
@@ -285,7 +316,9 @@ def _loaded(name: str) -> Any:
 
 
 def _device(name: str | None) -> str:
-    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    available_device(chosen)
+    return chosen
 
 
 def _counter(total: int) -> Callable[[int], None] | None:
@@ -300,8 +333,16 @@ def _counter(total: int) -> Callable[[int], None] | None:
     return show
 
 
+def _number(text: str) -> float:
+    # argparse shows the words of this error alone.
+    try:
+        return number(text)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _radii(text: str) -> list[float]:
-    return [number(part) for part in text.split(",")]
+    return [_number(part) for part in text.split(",")]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -320,6 +361,10 @@ def _parsed(words: list[str]) -> argparse.Namespace:
         raise InvalidInput(
             f"the verb must be one of {', '.join(verbs)}; got {words[0]!r}"
             f"{nearest(words[0], verbs)}"
+        )
+    if words[0].startswith("-") and words[0] not in parser._option_string_actions:
+        raise InvalidInput(
+            f"unknown argument {words[0]!r}{nearest(words[0], parser._option_string_actions)}"
         )
     options, unknown = parser.parse_known_args(words)
     flags = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
@@ -343,8 +388,8 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     add = train.add_argument
     add("--dataset", help=f"{', '.join(data.NAMES)} (default: digits)")
     add("--method", help=f"{', '.join(METHODS)} (default: acert)")
-    add("--kappa", type=number, help="share of standard loss, from 0 to 1 (default: 0)")
-    add("--max-radius", type=number, help="largest radius, such as 0.1 or 8/255")
+    add("--kappa", type=_number, help="share of standard loss, from 0 to 1 (default: 0)")
+    add("--max-radius", type=_number, help="largest radius, such as 0.1 or 8/255")
     add("--steps", type=int, help="root steps of acert (default: 2)")
     add("--epochs", type=int, help="other than the recipe's; schedules are scaled with it")
     add("--batch-size", type=int, help="samples a step")
@@ -368,7 +413,7 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     add("--arithmetic", choices=_ARITHMETIC, default="real", help="what is proven (default: real)")
     add("--bounds", choices=("ibp", "crown-ibp"), default="ibp", help="default: ibp")
     add("--radii", type=_radii, help="where to read certified accuracy off, such as 0.01,8/255")
-    add("--max-radius", type=number, help="largest radius looked for (default: the run's)")
+    add("--max-radius", type=_number, help="largest radius looked for (default: the run's)")
     add("--batch-size", type=int, help="samples held in memory at a time")
     add("--model", help="package.module:factory, or :model, of your own")
     add("--weights", type=Path, help="safetensors file of your own model")

@@ -113,6 +113,7 @@ def evaluate(
     runs in evaluation mode and is left in the mode it was found in. `progress` is called with
     the number of samples done.
     """
+    _check_batch_size(batch_size)
     worst_case = upper_differences if elide else plain_worst_case
     radii, right = [], []
     with evaluation_mode(model):
@@ -156,6 +157,8 @@ def certify(
     The arguments are those of `acert.certified_radius`. The model runs in evaluation mode and
     is left in the mode it was found in. `progress` is called with the number of samples done.
     """
+    if batch_size is not None:
+        _check_batch_size(batch_size)
     size = batch_size or (256 if bounds == "ibp" else 32)
     parts: list[tuple[Tensor, ...]] = []
     with evaluation_mode(model):
@@ -224,6 +227,11 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise InvalidInput(f"`batch_size` must be at least 1; got {batch_size}")
 
 
 def _representable(radius: npt.NDArray[np.float64], max_radius: float) -> npt.NDArray[np.float64]:

@@ -75,8 +75,8 @@ class Objective:
             )
             robust = F.cross_entropy(self.method.worst_case_logits(step), labels)
             loss = loss + scalars[Scalars.ROBUST] * robust
-            if regularize and step.output is not None:
-                seen = step.output.bound_pass
+            seen = None if step.output is None else step.output.bound_pass
+            if regularize and seen is not None and seen.relu_inputs:  # both speak of ReLUs
                 regularization = tightness(seen.first_input, seen.relu_inputs) + relu_balance(
                     seen.relu_inputs
                 )

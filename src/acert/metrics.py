@@ -203,8 +203,8 @@ def _correct(correct: Values) -> npt.NDArray[np.bool_]:
     return array.astype(np.bool_, copy=False)
 
 
-def _radius(radius: Values, max_radius: float = math.inf) -> tuple[Floats, float]:
-    """Radii in their own precision, and max_radius rounded to it."""
+def _radius(radius: Values, max_radius: float | None = None) -> tuple[Floats, float]:
+    """Radii in their own precision, and max_radius rounded to it; infinity if there is none."""
     array = _array(radius)
     if array.dtype.kind not in "fiu" or array.ndim != 1 or array.size == 0:
         raise InvalidInput(
@@ -212,13 +212,13 @@ def _radius(radius: Values, max_radius: float = math.inf) -> tuple[Floats, float
             f"got {array.dtype} of shape {array.shape}"
         )
     values: Floats = array if array.dtype.kind == "f" else array.astype(np.float64)
-    if not max_radius > 0:
-        raise InvalidInput(f"`max_radius` must be positive; got {max_radius}")
-    largest = float(values.dtype.type(max_radius))
+    if max_radius is not None and not 0 < max_radius < math.inf:
+        raise InvalidInput(f"`max_radius` must be positive and finite; got {max_radius}")
+    largest = math.inf if max_radius is None else float(values.dtype.type(max_radius))
     outside = ~((values >= 0) & (values <= largest) & np.isfinite(values))
     if outside.any():
         raise InvalidInput(
-            f"`radius` must be in [0, {max_radius:g}]; got {values[outside][0]} "
+            f"`radius` must be in [0, {largest:g}]; got {values[outside][0]} "
             f"at sample {int(np.argmax(outside))}"
         )
     return values, largest

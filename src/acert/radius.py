@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from acert.bounds.checks import (
     Domain,
@@ -33,13 +34,14 @@ from acert.bounds.margin import (
 )
 from acert.bounds.propagation import propagate
 from acert.bounds.rounding import OWN_UNIT, ROUNDINGS, Rounding
-from acert.errors import InvalidInput
+from acert.errors import InvalidInput, UnsupportedOperation
 from acert.rootfind import Brent, RootResult, RootStatus, Solver
 
 __all__ = ["CertifiedRadius", "Status", "certified_radius", "proven_margin"]
 
 ARITHMETICS: dict[str, Rounding | None] = {**ROUNDINGS, "nearest": None}
 # CROWN holds a coefficient a class for every activation.
+_COMPARED = 4  # samples on which the model itself is compared with its bounds
 _DEFAULT_BATCH = {"ibp": 256, "crown-ibp": 32}
 
 
@@ -106,11 +108,15 @@ def certified_radius(
     ['ROOT', 'MISCLASSIFIED']
     """
     rounding = _check(model, images, labels, max_radius, domain, bounds, arithmetic, batch_size)
+    max_radius = float(max_radius)
+    if differentiable and not torch.is_grad_enabled():
+        raise InvalidInput("`differentiable` must be False where gradients are off; got True")
     if not isinstance(solver, Solver):
         raise InvalidInput(f"`solver` must be a Brent or Bisection; got {solver!r}")
     size = batch_size or _DEFAULT_BATCH[bounds]
     parts = []
     with ieee_arithmetic(images.device):
+        _check_same_network(model, images[:_COMPARED])
         for start in range(0, len(images), size):
             batch = images[start : start + size]
             target = None if labels is None else labels[start : start + size]
@@ -298,6 +304,36 @@ def _implicit(
         # Rows outside are cut off before the division, so that no NaN comes back through them.
         moved = torch.where(inside, value, 0.0)
         return certified.value - (moved - moved.detach()) / slope
+
+
+@torch.no_grad()
+def _check_same_network(model: nn.Module, images: Tensor) -> None:
+    """Refuses a model that is another one for tensors than for intervals, or in another batch.
+
+    What it computes of an image, alone or among others, must lie inside the rounding-safe bounds
+    of that image. A forward that asks for the type of its input, draws at random or mixes the
+    samples of a batch does not.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not bool(tensor.isfinite().all()):
+            raise InvalidInput(f"`model` must hold finite numbers; got NaN or infinity in `{name}`")
+    held = [tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()]
+    images = images.to(held[0] if held else images.dtype)
+    kind = torch.finfo(images.dtype)
+    rounding = Rounding("its own", kind.eps / 2, kind.tiny, kind.max / 2)
+    zero = torch.zeros(len(images), dtype=torch.float64, device=images.device)
+    output = propagate(model, box(images.double(), zero, None, rounding=rounding))
+    check_logits(output, None, len(images))
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for count in {1, len(images)}:
+        logits = functional_call(model, buffers, (images[:count],))
+        lower, upper = (end[:count] for end in output.ends())
+        if bool(((logits < lower) | (logits > upper)).any()):
+            raise UnsupportedOperation(
+                "the model computes something else of images than of intervals around them, or of "
+                "one image than of several: its forward must not ask for the type of its input, "
+                "draw at random or mix the samples of a batch; or a registered rule is wrong"
+            )
 
 
 def _check(

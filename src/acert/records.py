@@ -39,6 +39,7 @@ __all__ = [
     "drop_previous_state",
     "first_difference",
     "is_finished",
+    "make_writable",
     "read_certificates",
     "read_config",
     "read_environment",
@@ -123,6 +124,17 @@ def create(folder: Path) -> None:
         raise RunError(
             f"the run folder {folder} cannot be made: {error.strerror or error}"
         ) from error
+
+
+def make_writable(folder: Path) -> None:
+    """Makes the folder if there is none, and finds out whether a file can be written there."""
+    probe = folder / ".probe.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise RunError(f"nothing can be written to {folder}: {error.strerror or error}") from error
 
 
 def is_finished(folder: Path) -> bool:

@@ -57,8 +57,6 @@ def _imbalance(one: Tensor, other: Tensor) -> Tensor:
 
 
 def l1_norm(model: nn.Module) -> Tensor:
-    """Sum of |W| over the weights of convolutions and linear layers."""
-    weights = [
-        parameter.abs().sum() for name, parameter in model.named_parameters() if parameter.ndim > 1
-    ]
+    """Sum of |W| over all weights of two or more axes: those of convolutions and linear layers."""
+    weights = [parameter.abs().sum() for parameter in model.parameters() if parameter.ndim > 1]
     return torch.stack(weights).sum()

@@ -138,8 +138,10 @@ class Trainer:
             elide=settings.elide,
         )
         on_cuda = self.device.type == "cuda"
-        if on_cuda:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if on_cuda:  # the layout that convolutions are fastest in
+            for parameter in model.parameters():
+                if parameter.ndim == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         rate = torch.zeros((), device=self.device) if on_cuda else 0.0
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.Adam(

@@ -1,4 +1,7 @@
-"""Trained models by name or run folder, ready to classify, to certify and to attack."""
+"""Trained models by name or run folder, ready to classify, to certify and to attack.
+
+One model comes with the package: `digits-acert`, made by `acert train` with no flag but `--out`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torch import nn
 from acert import records
 from acert.data import Dataset, Split
 from acert.errors import InvalidInput, RunError
-from acert.experiments.experiment import Experiment, build_model, from_config
+from acert.experiments.experiment import Experiment, build_model, build_own, read_experiment
 from acert.experiments.override import nearest
 
 __all__ = ["SHIPPED", "load_model", "load_weights"]
@@ -63,13 +66,7 @@ def run_folder(source: str | PathLike[str]) -> Path:
 
 def run_experiment(source: str | PathLike[str]) -> Experiment:
     """The experiment of a run folder."""
-    folder = run_folder(source)
-    config = records.read_config(folder)
-    if "experiment" not in config:
-        raise RunError(f"{folder} holds a run on arrays in memory: it names no data set")
-    experiment = from_config(config["experiment"])
-    assert isinstance(experiment, Experiment)
-    return experiment
+    return read_experiment(run_folder(source))
 
 
 def load_weights(model: nn.Module, arrays: dict[str, Any], *, source: Path) -> None:
@@ -88,23 +85,29 @@ def load_weights(model: nn.Module, arrays: dict[str, Any], *, source: Path) -> N
 
 def _built(folder: Path, config: dict[str, Any], factory: Factory | None) -> nn.Module:
     """A fresh network of the run; its data set need not be on this machine."""
-    facts = config.get("data")
-    if "experiment" not in config or facts is None:
+    if "settings" in config:
         raise InvalidInput(
             f"`model` must be given for {folder}: it holds a run on a {config.get('model')}"
         )
-    shape, classes = tuple(facts["input_shape"]), tuple(facts["classes"])
+    network = read_experiment(folder).network
+    try:
+        facts = config["data"]
+        shape, classes = tuple(facts["input_shape"]), tuple(facts["classes"])
+        nothing = Split(torch.zeros(0, *shape), torch.zeros(0, dtype=torch.int64))
+        dataset = Dataset(
+            name=facts["name"], train=nothing, classes=classes,
+            mean=tuple(facts["mean"]), std=tuple(facts["std"]), domain=tuple(facts["domain"]),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{folder / records.CONFIG} is damaged: what it says of the data is incomplete "
+            f"({type(error).__name__}: {error})"
+        ) from error
     if factory is not None:
-        return factory(shape, len(classes))
-    network = from_config(config["experiment"]).network
+        return build_own(factory, shape, len(classes))
     if ":" in network.name:
         raise InvalidInput(
             f"`model` must be given for {folder}: the run was made with {network.name}"
         )
-    nothing = Split(torch.zeros(0, *shape), torch.zeros(0, dtype=torch.int64))
-    dataset = Dataset(
-        name=facts["name"], train=nothing, classes=classes,
-        mean=tuple(facts["mean"]), std=tuple(facts["std"]), domain=tuple(facts["domain"]),
-    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):  # the weights are overwritten
         return build_model(network, dataset, seed=0)

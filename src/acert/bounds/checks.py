@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from acert.bounds.interval import Interval, constant
 from acert.errors import InvalidInput
@@ -26,6 +27,8 @@ def check_model(model: object, input: object) -> None:
     if not isinstance(input, Tensor):
         return  # whoever checks the input names it
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise InvalidInput(f"`model` must be initialised; got `{name}` without a shape")
         if tensor.device != input.device:
             raise InvalidInput(
                 f"`model` must be on the device of its input, {input.device}; "

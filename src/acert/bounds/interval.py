@@ -340,6 +340,15 @@ class Interval:
 
         return method
 
+    # Lets `array * interval` come to us instead of numpy taking the interval apart.
+    __array_ufunc__ = None
+
+    @property
+    def mT(self) -> Interval:  # noqa: N802  as PyTorch spells it
+        """The last two axes swapped."""
+        transposed: Interval = self.transpose(-2, -1)
+        return transposed
+
     def __bool__(self) -> NoReturn:
         refuse("a data-dependent `if`, `while` or `bool()`")
 
@@ -414,9 +423,9 @@ def copied(value: Any) -> Any:
 
 def constant(value: Tensor | float, like: Tensor | Interval) -> Tensor:
     """A constant in the type and on the device of `like`; a number gets there without a sync."""
-    if isinstance(value, Tensor):
-        return value.to(like.device, like.dtype)
-    return torch.full((), value, dtype=like.dtype, device=like.device)
+    if isinstance(value, (int, float)):
+        return torch.full((), value, dtype=like.dtype, device=like.device)
+    return torch.as_tensor(value).to(like.device, like.dtype)  # arrays and numbers of numpy too
 
 
 def operation_name(function: Function) -> str:

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 import acert.bounds.rules  # noqa: F401  fills the rule table
+from acert.bounds.checks import check_finite_float, check_model
 from acert.bounds.interval import BatchStatistics, BoundPass, Interval, intervals_in
 from acert.errors import InvalidInput, UnsupportedOperation
 
@@ -100,6 +101,8 @@ def clean_pass(model: nn.Module, images: Tensor) -> tuple[Tensor, Statistics]:
     >>> len(statistics)
     1
     """
+    if not torch.compiler.is_compiling():
+        check_model(model, images)
     recorder = _Recorder()
     with recorder:
         logits = model(images)
@@ -181,8 +184,6 @@ def _module_path(model: nn.Module, traceback: TracebackType | None) -> str:
 
 
 def _check_box(model: nn.Module, lower: Tensor, upper: Tensor) -> None:
-    from acert.bounds.checks import check_finite_float, check_model
-
     check_model(model, lower)
     check_finite_float("lower", lower)
     check_finite_float("upper", upper)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from acert.data import cifar10, digits, folder, mnist, npz, tinyimagenet
 from acert.data.augmentation import Augmentation, Draws, augment
-from acert.data.dataset import Dataset, Split, from_arrays, hold_out, to_float
+from acert.data.dataset import Dataset, Facts, Split, from_arrays, hold_out, to_float
 from acert.data.files import data_root
 from acert.errors import InvalidInput
 
@@ -26,8 +26,10 @@ __all__ = [
     "Augmentation",
     "Dataset",
     "Draws",
+    "Facts",
     "Split",
     "augment",
+    "facts",
     "from_arrays",
     "hold_out",
     "load",
@@ -36,22 +38,31 @@ __all__ = [
 ]
 
 
+_TEN = Facts(num_classes=10)
+
+
 @dataclass(frozen=True)
 class _Source:
-    """How one data set is read, and how many training images are held out by default."""
+    """How one data set is read, and how many training images are held out by default.
+
+    `facts` is what is known of it, or how that is read from the user's own files.
+    """
 
     read_train: Callable[[Path], Dataset]
     read_test: Callable[[Path], Split]
     validation: int | None = None
+    facts: Facts | Callable[[Path], Facts] = _TEN
 
 
 _SOURCES = {
     "digits": _Source(digits.read_train, digits.read_test),
     "mnist": _Source(mnist.read_train, mnist.read_test, validation=5000),
     "cifar10": _Source(cifar10.read_train, cifar10.read_test, validation=5000),
-    "tinyimagenet": _Source(tinyimagenet.read_train, tinyimagenet.read_test, validation=5000),
-    "npz": _Source(npz.read_train, npz.read_test),
-    "folder": _Source(folder.read_train, folder.read_test),
+    "tinyimagenet": _Source(
+        tinyimagenet.read_train, tinyimagenet.read_test, validation=5000, facts=Facts(200)
+    ),
+    "npz": _Source(npz.read_train, npz.read_test, facts=npz.read_facts),
+    "folder": _Source(folder.read_train, folder.read_test, facts=folder.read_facts),
 }
 NAMES = tuple(_SOURCES)
 
@@ -77,6 +88,16 @@ def load(
 def load_test(name: str, *, data_dir: str | PathLike[str] | None = None) -> Split:
     """Test images of a data set, in the order of its files."""
     return _source(name).read_test(data_root(data_dir))
+
+
+def facts(name: str, *, data_dir: str | PathLike[str] | None = None) -> Facts:
+    """Number of classes and domain of a data set; neither its training nor its test images.
+
+    >>> facts("cifar10")
+    Facts(num_classes=10, domain=(0.0, 1.0))
+    """
+    found = _source(name).facts
+    return found if isinstance(found, Facts) else found(data_root(data_dir))
 
 
 def _source(name: str) -> _Source:

@@ -11,7 +11,7 @@ import torch
 from acert.data.augmentation import Augmentation
 from acert.errors import InvalidInput
 
-__all__ = ["Dataset", "Split", "from_arrays", "held_out", "hold_out", "to_float"]
+__all__ = ["Dataset", "Facts", "Split", "from_arrays", "held_out", "hold_out", "to_float"]
 
 _VALIDATION_SHARE = 0.2
 _DOMAIN = (0.0, 1.0)
@@ -78,6 +78,17 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input: (channels, height, width), or whatever the arrays hold."""
         return tuple(self.train.images.shape[1:])
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a data set without its training images.
+
+    `num_classes` is None where the files do not say it: the labels of a test set alone do not.
+    """
+
+    num_classes: int | None
+    domain: tuple[float, float] = _DOMAIN
 
 
 def to_float(images: torch.Tensor) -> torch.Tensor:

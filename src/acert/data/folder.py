@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from acert.data.dataset import Dataset, Split
+from acert.data.dataset import Dataset, Facts, Split
 from acert.data.files import reading, zeros
 from acert.data.pictures import Form, decode, form_of
 from acert.errors import DataError
 
-__all__ = ["read_test", "read_train"]
+__all__ = ["read_facts", "read_test", "read_train"]
 
 
 def read_train(root: Path) -> Dataset:
@@ -34,6 +34,11 @@ def read_test(root: Path) -> Split:
     if unknown:
         raise DataError(f"{root / 'test' / unknown[0]} is a class that train does not have")
     return _split(root / "test", classes, _first_form(root, classes))
+
+
+def read_facts(root: Path) -> Facts:
+    """As many classes as `train` has folders."""
+    return Facts(num_classes=len(_classes(root)))
 
 
 def _classes(root: Path) -> tuple[str, ...]:

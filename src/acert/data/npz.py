@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 
-from acert.data.dataset import Dataset, Split, from_arrays, split_from_arrays
+from acert.data.dataset import Dataset, Facts, Split, from_arrays, split_from_arrays
 from acert.data.files import reading
 from acert.errors import DataError, InvalidInput
 
-__all__ = ["read_arrays", "read_test", "read_train"]
+__all__ = ["read_arrays", "read_facts", "read_test", "read_train"]
 
 # Deflate cannot shrink further than this, so a larger declared size is a lie.
 _DEFLATE_LIMIT = 1032
@@ -50,6 +50,18 @@ def read_test(root: Path) -> Split:
     return split
 
 
+def read_facts(root: Path) -> Facts:
+    """The domain, and the number of classes where y_train is there to say it."""
+    path = _path(root)
+    found = read_arrays(path, ("y_train", "domain"))
+    labels = found.get("y_train", np.zeros(0))
+    known = labels.dtype.kind in "iu" and labels.size > 0
+    try:
+        return Facts(int(labels.max()) + 1 if known else None, _domain(found))
+    except InvalidInput as error:
+        raise DataError(f"{path}: {error}") from error
+
+
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     """Those of the named arrays that the file holds; declared sizes are checked first."""
     with reading(path), zipfile.ZipFile(path) as archive:
@@ -62,9 +74,13 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]
 
 
 def _path(root: Path) -> Path:
-    path = root / "data.npz" if root.is_dir() else root
+    # What is not there and is not called a file of that kind is taken for a folder.
+    named = root.is_file() or (root.suffix == ".npz" and not root.is_dir())
+    path = root if named else root / "data.npz"
     if not path.is_file():
-        raise DataError(f"{path.name} is missing: put it at {path}, or name an npz file")
+        raise DataError(
+            f"{path.name} is missing: put it at {path}, or name your npz file as the data folder"
+        )
     return path
 
 

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import torch
 from torch import nn
 
-from acert import data, models
+from acert import data, models, records
 from acert.data import Augmentation, Dataset
-from acert.errors import InvalidInput, RunError
+from acert.errors import AcertError, InvalidInput, RunError
 from acert.methods import METHODS
 from acert.rootfind import Bisection, Brent
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, StepDecay
 from acert.training import Settings
 
-__all__ = ["SCHEMA", "Experiment", "Network", "build_model", "from_config", "to_config"]
+__all__ = [
+    "SCHEMA",
+    "Experiment",
+    "Network",
+    "build_model",
+    "build_own",
+    "check_fields",
+    "from_config",
+    "needed_fields",
+    "read_experiment",
+    "to_config",
+]
 
 SCHEMA = 1
 
@@ -26,6 +40,24 @@ _ALLOWED: tuple[type, ...] = (
     *METHODS.values(), Brent, Bisection, SmoothRadius, FullRadius, OneCycle, StepDecay, Constant,
     Augmentation, Settings,
 )  # fmt: skip
+
+
+def _mlp(
+    in_shape: tuple[int, ...], num_classes: int, *, normalize: models.Normalize, width: int = 128
+) -> nn.Module:
+    """Two hidden layers of `width`, for inputs of any shape."""
+    features = torch.Size(in_shape).numel()
+    # Normalize has one entry a channel, and what is not an image has no channels.
+    first = normalize if len(in_shape) == 3 else None
+    return models.mlp(features, [width, width], num_classes, normalize=first)
+
+
+_FACTORIES: dict[str, Callable[..., nn.Module]] = {
+    "cnn7": models.cnn7,
+    "mlp": _mlp,
+    "small_cnn": models.small_cnn,
+    "small_resnet": models.small_resnet,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +76,8 @@ class Network:
             raise InvalidInput(
                 f"`initialization` must be ibp or default; got {self.initialization!r}"
             )
+        if ":" not in self.name and self.name not in _FACTORIES:
+            raise InvalidInput(f"`model` must be one of {sorted(_FACTORIES)}; got {self.name!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +105,62 @@ def build_model(network: Network, dataset: Dataset, *, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     if ":" in network.name:
         raise InvalidInput(f"the factory {network.name!r} must be given by the caller")
-    factories: dict[str, Callable[..., nn.Module]] = {
-        "cnn7": models.cnn7,
-        "small_cnn": models.small_cnn,
-        "small_resnet": models.small_resnet,
-    }
-    if network.name not in factories:
-        raise InvalidInput(f"`model` must be one of {sorted(factories)}; got {network.name!r}")
+    shape = dataset.input_shape
+    if network.name != "mlp" and len(shape) != 3:
+        raise InvalidInput(
+            f"`model` {network.name} needs images, (channels, height, width); the inputs of "
+            f"{dataset.name} have shape {shape}: take --model mlp, or one of your own"
+        )
     normalize = models.Normalize(dataset.mean, dataset.std)
     extra = {} if network.width is None else {"width": network.width}
-    model = factories[network.name](
-        dataset.input_shape, dataset.num_classes, normalize=normalize, **extra
-    )
+    model = _FACTORIES[network.name](shape, dataset.num_classes, normalize=normalize, **extra)
     return models.ibp_init_(model) if network.initialization == "ibp" else model
+
+
+def build_own(factory: object, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A user's own network, as its factory makes it; what the factory raises is told in one line.
+
+    >>> build_own(lambda shape, classes: nn.Linear(*shape, classes), (2,), 3)
+    Linear(in_features=2, out_features=3, bias=True)
+    """
+    if not callable(factory):
+        raise InvalidInput(
+            "`model` must be a torch.nn.Module, or a function of (input_shape, num_classes); "
+            f"got {type(factory).__name__}"
+        )
+    try:
+        model = factory(input_shape, num_classes)
+    except AcertError:
+        raise
+    # Everything: the function is the user's.
+    except Exception as error:
+        raise InvalidInput(
+            "`model` must be a function of (input_shape, num_classes); called with "
+            f"{input_shape} and {num_classes}, it raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"`model` must make a torch.nn.Module; got {type(model).__name__}")
+    return model
+
+
+def read_experiment(folder: Path) -> Experiment:
+    """The experiment of a run folder; every refusal names the file."""
+    path, config = folder / records.CONFIG, records.read_config(folder)
+    if "experiment" not in config:
+        if "settings" not in config:
+            raise RunError(f"{path} is damaged: it names no experiment")
+        raise RunError(
+            f"{folder} holds a run on arrays in memory: it names no data set. In Python, "
+            f"acert.train(..., out={str(folder)!r}, resume=True) goes on with it, and "
+            f"acert.load_model({str(folder)!r}, model=...) loads it"
+        )
+    try:
+        found = from_config(config["experiment"])
+    except (InvalidInput, RunError) as error:
+        raise RunError(f"{path}: {error}") from error
+    if not isinstance(found, Experiment):
+        raise RunError(f"{path} is damaged: it names no experiment")
+    return found
 
 
 def to_config(value: Any) -> Any:
@@ -110,4 +187,44 @@ def from_config(config: Any) -> Any:
     unknown = sorted(set(config) - known - {"class"})
     if unknown:
         raise RunError(f"the config has unknown fields of {name}: {', '.join(unknown)}")
-    return cls(**{key: from_config(item) for key, item in config.items() if key != "class"})
+    given = {key: from_config(item) for key, item in config.items() if key != "class"}
+    absent = [field for field in needed_fields(cls) if field not in given]
+    if absent:
+        raise RunError(f"the config lacks fields of {name}: {', '.join(absent)}")
+    check_fields(cls, given)
+    return cls(**given)
+
+
+def needed_fields(cls: type) -> list[str]:
+    """The fields of a dataclass that have no default."""
+    return [
+        entry.name
+        for entry in fields(cls)
+        if entry.default is MISSING and entry.default_factory is MISSING
+    ]
+
+
+def check_fields(cls: type, given: Mapping[str, Any]) -> None:
+    """Refuses a value that is not of the type of its field, by the field's name."""
+    kinds = typing.get_type_hints(cls)
+    for name, value in given.items():
+        kind = kinds[name]
+        if not _fits(value, kind):
+            word = kind.__name__ if isinstance(kind, type) else str(kind)
+            word = {int: "a whole number", float: "a number"}.get(kind, f"of type {word}")
+            raise InvalidInput(f"`{name}` must be {word}; got {value!r}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    parts = typing.get_args(kind)
+    if isinstance(kind, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        inner = [parts[0]] * len(value) if Ellipsis in parts else parts
+        return len(value) == len(inner) and all(map(_fits, value, inner))
+    # bool is an int to Python, and an int does for a float.
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import ast
 import typing
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any
 
 from acert.errors import InvalidInput
-from acert.experiments.experiment import Experiment
+from acert.experiments.experiment import Experiment, check_fields, needed_fields
 
 __all__ = ["field_names", "nearest", "number", "override"]
 
@@ -97,6 +97,8 @@ def _parsed(text: str, kind: Any, path: str) -> Any:
         return None if text.lower() == "none" else _parsed(text, inner[0], path)
     if typing.get_origin(kind) is tuple:
         parts = [part for part in text.strip("()").split(",") if part.strip()]
+        if Ellipsis not in inner and len(parts) != len(inner):
+            raise InvalidInput(f"`{path}` must be {len(inner)} values; got {text!r}")
         return tuple(_parsed(part.strip(), inner[0], path) for part in parts)
     if kind is str:
         return text
@@ -130,15 +132,11 @@ def _value(text: str, kind: type, path: str) -> Any:
             f"{nearest(name, choices)}"
         )
     known = [entry.name for entry in fields(choices[name])]
-    needed = [
-        entry.name
-        for entry in fields(choices[name])
-        if entry.default is MISSING and entry.default_factory is MISSING
-    ]
     wrong = [word for word in given if word not in known]
-    if wrong or not plain or not {*needed} <= {*given}:
+    if wrong or not plain or not {*needed_fields(choices[name])} <= {*given}:
         raise InvalidInput(
             f"`{path}` must be written as {name}({', '.join(f'{word}=...' for word in known)}); "
             f"got {text!r}"
         )
+    check_fields(choices[name], given)
     return choices[name](**given)

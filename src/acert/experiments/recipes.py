@@ -262,16 +262,20 @@ def tinyimagenet_acert_fast(*, kappa: float = 0.0) -> Experiment:
 # -- digits: a small network, under a minute on two cores ---------------------------------
 
 
-def _digits(method: Method, **changes: Any) -> Experiment:
+def _digits(method: Method, *, warm_up: int = 36) -> Experiment:
+    """Chosen on validation images: the radius so large that it costs accuracy, the rest by ART.
+
+    A warm-up of 36 epochs is the best one for every method but ACERT, which wants 24.
+    """
     settings = Settings(
         method=method,
-        max_radius=0.15,
+        max_radius=0.3,
         epochs=60,
         batch_size=64,
         learning_rate=OneCycle(max_rate=2e-2),
-        radius_schedule=SmoothRadius(start_epoch=2, length=24),
+        radius_schedule=SmoothRadius(start_epoch=2, length=warm_up),
     )
-    return _experiment("digits", settings, **changes)
+    return _experiment("digits", settings)
 
 
 def digits_standard() -> Experiment:
@@ -296,7 +300,7 @@ def digits_sabr(*, kappa: float = 0.0) -> Experiment:
 
 def digits_acert(*, kappa: float = 0.0) -> Experiment:
     """ACERT with two root steps."""
-    return _digits(Acert(kappa=kappa))
+    return _digits(Acert(kappa=kappa), warm_up=24)
 
 
 def digits_acert_fast(*, kappa: float = 0.0) -> Experiment:

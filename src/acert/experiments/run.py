@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from acert import data, models, records
-from acert.bounds import worst_case_logits
+from acert.bounds import clean_pass, worst_case_logits
 from acert.data import Augmentation, Dataset, Split, to_float
 from acert.data.dataset import split_from_arrays
-from acert.errors import AcertError, InvalidInput, RunError
+from acert.errors import AcertError, InvalidInput, RunError, UnsupportedOperation
 from acert.evaluation import Certificates, evaluation_mode, examples
 from acert.experiments.execution import (
     SAVE_EVERY,
@@ -37,18 +37,35 @@ from acert.experiments.execution import (
     stop_on_signal,
     to_tensors,
 )
-from acert.experiments.experiment import Experiment, build_model, from_config, to_config
+from acert.experiments.experiment import (
+    Experiment,
+    build_model,
+    build_own,
+    check_fields,
+    read_experiment,
+    to_config,
+)
 from acert.experiments.progress import Events, Progress, display
 from acert.methods import Method
 from acert.records import Row
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius
 from acert.training import Settings, Trainer
 
-__all__ = ["Factory", "Run", "record_certification", "resume_run", "train", "train_run"]
+__all__ = [
+    "Factory",
+    "Run",
+    "available_device",
+    "record_certification",
+    "resume_run",
+    "train",
+    "train_run",
+]
 
 # Called with (input_shape, num_classes).
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 Arrays = tuple[Tensor | npt.ArrayLike, Tensor | npt.ArrayLike]
+# What a step draws comes from products of the seed that must fit into 64 bits.
+_SEEDS = 10_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +100,7 @@ def train_run(
     SIGTERM save the state and raise KeyboardInterrupt, whose message says how to go on.
     """
     folder = Path(out)
+    _check_seed(experiment.settings.seed)
     config = {"experiment": to_config(experiment)}
     if resume:
         _refuse_other(folder, "experiment", config["experiment"])
@@ -95,8 +113,8 @@ def train_run(
         raise InvalidInput(
             f"`domain` must be that of the data, {dataset.domain}; got {settings.domain}"
         )
-    chosen = _device(device)
-    with _own_randomness(settings.seed, chosen):
+    chosen = available_device(device)
+    with _own_surroundings(settings.seed, chosen):
         return _run(
             _network(experiment, dataset, model), dataset, settings,
             config=config, folder=folder, device=chosen, resume=resume,
@@ -119,13 +137,8 @@ def resume_run(
     save_every: float = SAVE_EVERY,
 ) -> Run:
     """Goes on with the run in the folder `out`, by its own config; a finished one is loaded."""
-    config = records.read_config(Path(out))
-    if "experiment" not in config:
-        raise RunError(
-            f"{out} holds the run of a user's own arrays: call acert.train(..., resume=True) again"
-        )
     return train_run(
-        from_config(config["experiment"]), out=out, data_dir=data_dir, device=device, resume=True,
+        read_experiment(Path(out)), out=out, data_dir=data_dir, device=device, resume=True,
         model=model, progress=progress, tensorboard=tensorboard, command=command,
         save_every=save_every,
     )  # fmt: skip
@@ -182,11 +195,21 @@ def train(
         raise InvalidInput(f"`method` must be a method such as acert.Acert(); got {method!r}")
     if out is None and (resume or tensorboard):
         raise InvalidInput("`out` must name a folder to resume from or to write events to")
+    domain = _as_tuple(domain)
+    check_fields(Experiment, {"validate_every": validate_every})
     if validate_every < 1:
         raise InvalidInput(f"`validate_every` must be at least 1; got {validate_every}")
-    dataset = data.from_arrays(*samples, domain=domain)
+    given = {
+        "max_radius": max_radius, "epochs": epochs, "regularization": regularization, "l1": l1,
+        "clip_norm": clip_norm, "seed": seed, "precision": precision, "elide": elide,
+        "domain": domain, "augmentation": augmentation,
+    }  # fmt: skip
+    check_fields(Settings, given if batch_size is None else given | {"batch_size": batch_size})
+    _check_seed(seed)
+    dataset = data.from_arrays(*_pair("samples", samples), domain=domain)
     if validation is not None:
-        dataset = _with_validation(dataset, split_from_arrays(*validation, domain=domain))
+        checked = split_from_arrays(*_pair("validation", validation), domain=domain)
+        dataset = _with_validation(dataset, checked)
     if radius_schedule is None:
         length = max(1, round(0.4 * epochs))
         radius_schedule = SmoothRadius(start_epoch=min(2, max(epochs, 1)), length=length)
@@ -211,8 +234,9 @@ def train(
             _refuse_other(folder, name, value)
     elif folder is not None:
         records.check_free(folder)
-    where = next(model.parameters(), torch.empty(0)).device if device is None else _device(device)
-    with _own_randomness(seed, where):
+    own = next(model.parameters(), torch.empty(0)).device
+    where = own if device is None else available_device(device)
+    with _own_surroundings(seed, where):
         return _run(
             model, dataset, settings,
             config=config, folder=folder, device=where, resume=resume,
@@ -257,6 +281,8 @@ def _run(
     train_split = dataset.train.to(device)
     _check_fit(model, replace(dataset, train=train_split), settings, exact="experiment" in config)
     trainer = Trainer(model, train_split, settings)
+    if settings.method.uses_bounds:
+        _check_training_mode(model, train_split, settings)
     listener = display(progress, every=validate_every)
     listeners = [listener]
     validation = None if dataset.validation is None else dataset.validation.to(device)
@@ -296,9 +322,7 @@ def _network(
     if isinstance(model, nn.Module):
         return model
     torch.manual_seed(seed)
-    built = model(dataset.input_shape, dataset.num_classes)
-    if not isinstance(built, nn.Module):
-        raise InvalidInput(f"`model` must make a torch.nn.Module; got {type(built).__name__}")
+    built = build_own(model, dataset.input_shape, dataset.num_classes)
     return models.ibp_init_(built) if network.initialization == "ibp" else built
 
 
@@ -312,7 +336,29 @@ def _with_validation(dataset: Dataset, split: Split) -> Dataset:
     return replace(dataset, validation=split)
 
 
-def _device(device: str | torch.device) -> torch.device:
+def _as_tuple(value: Any) -> Any:
+    """A list as the tuple that it was meant to be."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _pair(name: str, samples: object) -> Arrays:
+    """The samples, refused unless they are two: a loader or a data set is not taken apart."""
+    if not isinstance(samples, (tuple, list)) or len(samples) != 2:
+        count = f" of {len(samples)}" if isinstance(samples, (tuple, list)) else ""
+        raise InvalidInput(
+            f"`{name}` must be a pair of arrays, (images, labels); "
+            f"got a {type(samples).__name__}{count}"
+        )
+    return samples[0], samples[1]
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < _SEEDS:
+        raise InvalidInput(f"`seed` must be in [0, {_SEEDS - 1}]; got {seed}")
+
+
+def available_device(device: str | torch.device) -> torch.device:
+    """The device of that name; refused if it is not there."""
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
@@ -324,9 +370,18 @@ def _device(device: str | torch.device) -> torch.device:
 
 
 @contextmanager
-def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers from the seed for what a model draws itself; the caller's come back."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+def _own_surroundings(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers from the seed for what a model draws itself, gradients, full precision.
+
+    What the caller had comes back afterwards.
+    """
+    if torch.is_inference_mode_enabled():
+        raise InvalidInput("training must be outside of torch.inference_mode(); it needs gradients")
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
         torch.manual_seed(seed)
         yield
 
@@ -361,6 +416,28 @@ def _check_fit(model: nn.Module, dataset: Dataset, settings: Settings, *, exact:
                 model, images, labels, settings.max_radius,
                 elide=settings.elide, domain=settings.domain,
             )  # fmt: skip
+
+
+def _check_training_mode(model: nn.Module, train: Split, settings: Settings) -> None:
+    """Refuses a model that can be bounded in evaluation mode only; its buffers stay as they are."""
+    images, labels = to_float(train.images[:2]), train.labels[:2]
+    before = [buffer.clone() for buffer in model.buffers()]
+    with evaluation_mode(model), torch.no_grad():
+        model.train()
+        try:
+            _, statistics = clean_pass(model, images)
+            worst_case_logits(
+                model, images, labels, settings.max_radius,
+                elide=settings.elide, domain=settings.domain, statistics=statistics,
+            )  # fmt: skip
+        except (UnsupportedOperation, InvalidInput) as error:
+            raise UnsupportedOperation(
+                f"`model` cannot be bounded in training mode: {error}. Dropout and other noise "
+                "have no bounds there: take it out, or train with method=Standard()"
+            ) from error
+        finally:
+            for buffer, old in zip(model.buffers(), before, strict=True):
+                buffer.copy_(old)
 
 
 def _refuse_other(folder: Path, name: str, value: Any) -> None:

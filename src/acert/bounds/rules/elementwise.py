@@ -45,6 +45,11 @@ def relu(input: Interval) -> Interval:
     return increasing(input, torch.relu)
 
 
+@rule(torch.abs, torch.Tensor.abs, ulps=0)
+def absolute(input: Interval) -> Interval:
+    return valley(input, torch.abs, 0.0)
+
+
 @rule(F.leaky_relu, torch._C._nn.leaky_relu, inplace=(F.leaky_relu_,), ulps=None)
 def leaky_relu(input: Interval, negative_slope: float = 0.01) -> Interval:
     def function(x: Tensor) -> Tensor:

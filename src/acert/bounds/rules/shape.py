@@ -31,11 +31,37 @@ for _function in (
     torch.t, torch.Tensor.t, torch.squeeze, torch.Tensor.squeeze,
     torch.unsqueeze, torch.Tensor.unsqueeze, torch.Tensor.expand,
     torch.Tensor.__getitem__, torch.select, torch.Tensor.select,
-    torch.narrow, torch.Tensor.narrow,
+    torch.narrow, torch.Tensor.narrow, torch.Tensor.detach,
 ):  # fmt: skip
     rule(_function, ulps=0, view=True)(_rearrange(_function))
 # Of the two spellings only the function compiles.
 rule(torch.Tensor.unflatten, ulps=0, view=True)(_rearrange(torch.unflatten))
+
+
+@rule(torch.clone, torch.Tensor.clone, ulps=0)
+def clone(input: Interval, *, memory_format: torch.memory_format | None = None) -> Interval:
+    return input.map(torch.clone)
+
+
+def _converted(function: Function) -> Any:
+    """Casts to float32 or wider: bounds keep their own type, which holds every such value."""
+
+    def converted(input: Interval, *args: Any, **kwargs: Any) -> Interval:
+        like = function(torch.empty((), dtype=input.dtype), *args, **kwargs)
+        wanted = [
+            value for value in (*args, *kwargs.values()) if isinstance(value, torch.device | str)
+        ]
+        if any(torch.device(device).type != input.device.type for device in wanted):
+            refuse(function, f"it must stay on its input's device, {input.device}; got {wanted[0]}")
+        if like.dtype not in (torch.float32, torch.float64):
+            refuse(function, f"it must not lose precision; got {like.dtype}")
+        return input.map(lambda x: x)
+
+    return converted
+
+
+for _cast in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.double):
+    rule(_cast, ulps=0, view=True, mixed=True)(_converted(_cast))
 
 
 def _parts(function: Function) -> Any:
