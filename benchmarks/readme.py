@@ -59,7 +59,7 @@ def speed_table() -> str:
                     return "-"
                 return f"{found[subject]['seconds'] / forward['seconds']:.2f}x"
 
-            radius = 1e3 * found["certified radius"]["seconds"] / record["batch"]
+            radius = 1e3 * found["certified radius"]["seconds"] / record["certified"]
             memory = found["bound pass"]["peak_bytes"] / forward["peak_bytes"]
             rows.append(
                 f"| {network}, {record['hardware']}, {record['batch']} | "

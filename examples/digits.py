@@ -1,10 +1,13 @@
 """ACERT and FastIBP on scikit-learn's digits: a table and the accuracy-robustness picture.
 
-    python examples/digits.py [--out demo] [--kappas 0,0.25,0.5] [--epochs 60]
+    python examples/digits.py [--out demo] [--kappas 0,0.5,0.9] [--seeds 1] [--epochs 60]
 
 Trains each method at three shares `kappa` of standard loss, one run a core, and certifies the
 test set. Prints accuracy, ACR and ART with the certified accuracy at a third of the largest
 radius, and writes digits.png. Runs that are finished already are not trained again.
+
+One seed shows how the tool is used; differences of a point or two are then chance. The picture of
+the README has `--seeds 3`.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,34 +38,47 @@ MARKERS = {"acert": "o", "fastibp": "s"}
 
 @dataclass(frozen=True)
 class Point:
-    """One trained network and its certificates."""
+    """The networks of one method and kappa, one a seed, as certificates of the test set."""
 
     method: str
     kappa: float
-    certificates: Certificates
+    certificates: Sequence[Certificates]
     seconds: float
 
+    def mean(self, figure: str) -> float:
+        """Mean over the seeds of accuracy, acr or art, in percent."""
+        return float(np.mean([100 * getattr(found, figure) for found in self.certificates]))
 
-def trained(method: str, kappa: float, epochs: int | None, out: Path) -> Point:
-    """One run and the certificates of its test set, in a process of its own."""
+    def certified_accuracy(self, at: float) -> float:
+        """Mean certified accuracy at a radius, in percent."""
+        return float(np.mean([100 * found.certified_accuracy(at) for found in self.certificates]))
+
+
+def trained(
+    method: str, kappa: float, seed: int, epochs: int | None, out: Path
+) -> tuple[Certificates, float]:
+    """The certificates of one run and its seconds, in a process of its own."""
     torch.set_num_threads(1)
     began = time.perf_counter()
-    experiment = recipe("digits", method, kappa=kappa)
+    experiment = recipe("digits", method, kappa=kappa, seed=seed)
     if epochs is not None:
         experiment = with_epochs(experiment, epochs)
-    folder = out / "runs" / f"{method}-k{kappa:g}-e{experiment.settings.epochs}"
+    folder = out / "runs" / f"{method}-k{kappa:g}-s{seed}-e{experiment.settings.epochs}"
     run = train_run(experiment, out=folder, resume=folder.exists(), progress=False)
     test_set = data.load_test("digits")
     certificates = certify(run.model, test_set, max_radius=experiment.settings.max_radius)
     record_certification(folder, certificates, test_set)
-    return Point(method, kappa, certificates, time.perf_counter() - began)
+    return certificates, time.perf_counter() - began
 
 
 def main() -> None:
     """Trains, prints the table and writes the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder of runs and picture")
-    parser.add_argument("--kappas", default="0,0.25,0.5", help="shares of standard loss")
+    parser.add_argument("--kappas", default="0,0.5,0.9", help="shares of standard loss")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="runs a point, of which it is the mean"
+    )
     parser.add_argument("--epochs", type=int, help="other than the recipe's")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -70,37 +87,42 @@ def main() -> None:
     points = []
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        calls = [
-            pool.submit(trained, method, kappa, options.epochs, options.out)
+        calls = {
+            (method, kappa): [
+                pool.submit(trained, method, kappa, seed, options.epochs, options.out)
+                for seed in range(options.seeds)
+            ]
             for method in METHODS
             for kappa in kappas
-        ]
-        for number, call in enumerate(calls):
-            points.append(call.result())
-            if number == 0:
-                print(header(points[0].certificates))
+        }
+        for (method, kappa), runs in calls.items():
+            results = [run.result() for run in runs]
+            seconds = float(np.mean([seconds for _, seconds in results]))
+            points.append(Point(method, kappa, [found for found, _ in results], seconds))
+            if len(points) == 1:
+                print(header(points[0]))
             print(row(points[-1]), flush=True)
     print(f"picture: {picture(points, options.out / 'digits.png')}")
 
 
-def header(certificates: Certificates) -> str:
+def header(point: Point) -> str:
     """What the table shows, and its first line."""
-    largest = certificates.max_radius
+    first = point.certificates[0]
+    seeds = "" if len(point.certificates) == 1 else f"; means of {len(point.certificates)} seeds"
     return (
-        f"digits: {len(certificates)} test images, radii proven in real arithmetic, largest "
-        f"{largest:g}\n{'method':<9}{'kappa':>6}{'Acc':>8}{'ACR':>8}{'ART':>8}"
-        f"{f'cert@{largest / 3:.2g}':>11}{'s':>6}"
+        f"digits: {len(first)} test images, radii proven in real arithmetic, largest "
+        f"{first.max_radius:g}{seeds}\n{'method':<9}{'kappa':>6}{'Acc':>8}{'ACR':>8}{'ART':>8}"
+        f"{f'cert@{first.max_radius / 3:.2g}':>11}{'s':>6}"
     )
 
 
 def row(point: Point) -> str:
     """One line of the table."""
-    found = point.certificates
-    figures = [found.accuracy, found.acr, found.art]
+    third = point.certificates[0].max_radius / 3
     return (
         f"{METHODS[point.method]:<9}{point.kappa:6g}"
-        + "".join(f"{100 * figure:8.2f}" for figure in figures)
-        + f"{100 * found.certified_accuracy(found.max_radius / 3):11.2f}{point.seconds:6.0f}"
+        + "".join(f"{point.mean(figure):8.2f}" for figure in ("accuracy", "acr", "art"))
+        + f"{point.certified_accuracy(third):11.2f}{point.seconds:6.0f}"
     )
 
 
@@ -112,38 +134,36 @@ def picture(points: Sequence[Point], path: Path) -> Path:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    acrs = np.array([100 * point.certificates.acr for point in points])
-    accuracies = np.array([100 * point.certificates.accuracy for point in points])
-    room = 0.25 * max(np.ptp(acrs), np.ptp(accuracies), 4.0)
-    x = np.linspace(acrs.min() - room, acrs.max() + room, 200)
-    y = np.linspace(accuracies.min() - room, min(100.0, accuracies.max() + room), 200)
-    level = np.sqrt(x[None, :] * y[:, None])
-    step = 1 if np.ptp(level) < 8 else 2 if np.ptp(level) < 20 else 5
-    levels = np.arange(step * np.ceil(level.min() / step), level.max(), step)
-    lines = left.contour(x, y, level, levels=levels, colors="0.8", linewidths=0.8)
-    left.clabel(lines, fmt="ART %g", fontsize=8, colors="0.5")
     for method, name in METHODS.items():
         mine = sorted((p for p in points if p.method == method), key=lambda p: p.kappa)
-        found = [p.certificates for p in mine]
+        color, marker = COLORS[method], MARKERS[method]
         left.plot(
-            [100 * f.acr for f in found], [100 * f.accuracy for f in found],
-            color=COLORS[method], marker=MARKERS[method], markersize=8, label=name,
+            [p.mean("acr") for p in mine], [p.mean("accuracy") for p in mine],
+            color=color, marker=marker, markersize=8, label=name, zorder=3,
         )  # fmt: skip
-        for point in mine:
-            left.annotate(
-                f"\N{GREEK SMALL LETTER KAPPA}={point.kappa:g}",
-                (100 * point.certificates.acr, 100 * point.certificates.accuracy),
-                xytext=(7, 5), textcoords="offset points", color=COLORS[method], fontsize=9,
-            )  # fmt: skip
         for point, style in zip(mine, ("-", "--", ":"), strict=False):
+            label = f"\N{GREEK SMALL LETTER KAPPA} = {point.kappa:g}"
+            left.annotate(
+                label, (point.mean("acr"), point.mean("accuracy")), xytext=(8, 6),
+                textcoords="offset points", color=color, fontsize=9,
+            )  # fmt: skip
+            if len(point.certificates) > 1:
+                left.scatter(
+                    [100 * found.acr for found in point.certificates],
+                    [100 * found.accuracy for found in point.certificates],
+                    color=color, marker=marker, s=14, alpha=0.35, linewidths=0,
+                )  # fmt: skip
+            # All seeds in one curve: its value is the mean of theirs.
             curve = metrics.certified_accuracy_curve(
-                point.certificates.radius, point.certificates.correct,
-                max_radius=point.certificates.max_radius,
-            )  # fmt: skip
+                np.concatenate([found.radius for found in point.certificates]),
+                np.concatenate([found.correct for found in point.certificates]),
+                max_radius=point.certificates[0].max_radius,
+            )
             right.step(
-                curve.radius, 100 * curve.accuracy, style, where="pre", color=COLORS[method],
-                linewidth=1.8, label=f"{name}, \N{GREEK SMALL LETTER KAPPA}={point.kappa:g}",
+                curve.radius, 100 * curve.accuracy, style, where="pre", color=color,
+                linewidth=1.8, label=f"{name}, {label}",
             )  # fmt: skip
+    _art_lines(left)
     left.set(
         xlabel="average certified radius (ACR), % of the largest", ylabel="accuracy, %",
         title="Accuracy against robustness",
@@ -151,13 +171,25 @@ def picture(points: Sequence[Point], path: Path) -> Path:
     left.legend(loc="lower left", frameon=True)
     right.set(
         xlabel="l-infinity radius", ylabel="certified accuracy, %", ylim=(0, 101),
-        xlim=(0, points[0].certificates.max_radius), title="Share of test images proven robust",
+        xlim=(0, points[0].certificates[0].max_radius), title="Share of test images proven robust",
     )  # fmt: skip
     right.grid(alpha=0.3)
     right.legend(loc="lower left", frameon=True, fontsize=9)
     figure.savefig(path, dpi=160)
     plt.close(figure)
     return path
+
+
+def _art_lines(axes: Any) -> None:
+    """Lines of equal ART behind the points, over the whole panel."""
+    axes.margins(0.15)
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    x, y = np.linspace(left, right, 200), np.linspace(low, high, 200)
+    level = np.sqrt(x[None, :] * y[:, None])
+    step = 1 if np.ptp(level) < 8 else 2 if np.ptp(level) < 20 else 5
+    levels = np.arange(step * np.ceil(level.min() / step), level.max(), step)
+    lines = axes.contour(x, y, level, levels=levels, colors="0.8", linewidths=0.8, zorder=0)
+    axes.clabel(lines, fmt="ART %g", fontsize=8, colors="0.5")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def blocks(language):
 
 def test_python_blocks_run_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
+    names = {}
     for body in blocks("python"):
         exec(compile(body, "tutorial.md", "exec"), names)
     printed = capsys.readouterr().out.splitlines()
