@@ -195,9 +195,8 @@ def main() -> None:
                 f"{memory[subject] / 2**20:10.1f}"
                 f"{memory[subject] / max(1, memory['forward']):11.2f}"
             )
-        print(
-            f"certification: {CERTIFIED} images, float64, {steps.float().mean():.1f} root steps a sample"
-        )
+        mean = steps.float().mean()
+        print(f"certification: {CERTIFIED} images, float64, {mean:.1f} root steps a sample")
         record[name] = {
             subject: {"seconds": seconds[subject], "peak_bytes": memory[subject]}
             for subject in runs
