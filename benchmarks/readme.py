@@ -7,7 +7,6 @@ python benchmarks/readme.py --check    # exit status 1 if README.md is stale
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -72,12 +71,9 @@ def speed_table() -> str:
 
 def filled(text: str) -> str:
     for name, table in (("results", results_table()), ("speed", speed_table())):
-        text = re.sub(
-            rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)",
-            lambda found, table=table: f"{found[1]}{table}\n{found[2]}",
-            text,
-            flags=re.DOTALL,
-        )
+        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+        before, rest = text.split(begin)
+        text = before + begin + table + "\n" + end + rest.split(end)[1]
     return text
 
 
