@@ -1,10 +1,16 @@
 """Every test runs on one thread, from the same seed, with the same hypothesis examples."""
 
+import signal
+
 import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# A runner in the background (nohup, CI) may start us with Ctrl-C ignored, and children would
+# inherit that; the tests that send signals need it answered.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline, because the first call of a compiled function takes seconds.
 hypothesis.settings.register_profile("acert", derandomize=True, deadline=None)
