@@ -13,7 +13,11 @@ import pytest
 from safetensors.torch import save_file
 
 import acert
-from acert import cli, metrics, records, zoo
+from acert import cli, data, metrics, records, zoo
+from acert.cli import certify as certify_verb
+from acert.cli import train as train_verb
+from acert.cli.flags import counter
+from acert.cli.parser import parsed, verbs
 from acert.experiments.experiment import from_config
 from acert.experiments.recipes import recipe, with_epochs
 
@@ -99,7 +103,7 @@ def test_every_flag_reaches_the_experiment(call, monkeypatch):
         seen.update(options, experiment=experiment)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "train_run", train_run)
+    monkeypatch.setattr(train_verb, "train_run", train_run)
     status, _, err = call(
         "train", "--dataset", "cifar10", "--method", "acert", "--kappa", "0.25", "--max-radius",
         "2/255", "--steps", "5", "--batch-size", "64", "--seed", "7", "--device", "cpu",
@@ -125,7 +129,7 @@ def test_names_of_run_folders(call, monkeypatch):
         seen.append(str(out))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "train_run", train_run)
+    monkeypatch.setattr(train_verb, "train_run", train_run)
     call("train", "--method", "acert-fast", "--kappa", "0.25", "--seed", "2")
     call("train", "--dataset", "mnist", "--method", "standard")
     assert seen == [
@@ -166,9 +170,9 @@ def test_train_on_all_evaluates_nothing(call):
 @pytest.mark.parametrize("arithmetic", ["real", "float32", "nearest"])
 def test_bounds_and_arithmetic_are_named(call, run_folder, bounds, arithmetic, monkeypatch):
     few = 20
-    whole = cli.data.load_test("digits")
+    whole = data.load_test("digits")
     monkeypatch.setattr(
-        cli.data, "load_test", lambda *_, **__: type(whole)(whole.images[:few], whole.labels[:few])
+        data, "load_test", lambda *_, **__: type(whole)(whole.images[:few], whole.labels[:few])
     )
     words = ["--bounds", bounds, "--arithmetic", arithmetic, "--out", "here", "--batch-size", 7]
     status, out, _ = call("certify", run_folder, "--device", "cpu", *words, "--max-radius", "0.1")
@@ -196,7 +200,7 @@ def test_the_shipped_model_is_certified_into_a_folder_of_yours(call, tmp_path):
 
 def test_progress_is_shown_on_a_terminal(run_folder, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    show = cli._counter(10)
+    show = counter(10)
     assert show is not None
     show(5)
     show(10)
@@ -395,10 +399,21 @@ def test_a_missing_package_is_named(call, monkeypatch):
     def train_run(*_, **__):
         raise ModuleNotFoundError("No module named 'safetensors'", name="safetensors")
 
-    monkeypatch.setattr(cli, "train_run", train_run)
+    monkeypatch.setattr(train_verb, "train_run", train_run)
     status, _, err = call("train")
     assert status == 2
     assert err == "acert: this needs the package safetensors: install it\n"
+
+
+def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "acert", "train"],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert done.stderr == "\nacert: stopped\n"
 
 
 # -- help ---------------------------------------------------------------------------------
@@ -420,11 +435,11 @@ def test_help_has_examples_that_parse(capsys):
         assert len(commands) >= 5
         for words in commands:
             assert words[:2] == ["acert", verb]
-            cli._parsed(words[1:])
+            parsed(words[1:])
 
 
 def test_every_flag_is_explained():
-    for verb in cli._parser()[1].values():
+    for verb in verbs()[1].values():
         for action in verb._actions:
             assert action.help, action.option_strings
 
@@ -564,7 +579,9 @@ def test_weights_in_bfloat16_are_read(call):
 
 
 def test_where_nothing_can_be_written_nothing_is_certified(call, run_folder, monkeypatch):
-    monkeypatch.setattr(cli, "certify", lambda *_, **__: pytest.fail("certified for nothing"))
+    monkeypatch.setattr(
+        certify_verb, "certify", lambda *_, **__: pytest.fail("certified for nothing")
+    )
     Path("file").touch()
     message = refused(call("certify", run_folder, "--out", "file/here", "--device", "cpu"))
     assert "nothing can be written to file/here: Not a directory" in message

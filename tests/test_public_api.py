@@ -77,11 +77,16 @@ def test_version_matches_the_project():
 
 def test_all_is_sorted_complete_and_there():
     assert acert.__all__ == sorted(acert.__all__)
+    assert {*acert.__all__} <= {*dir(acert)}
+    for name in acert.__all__:
+        getattr(acert, name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = acert.nothing
     public = {
         name
         for name, value in vars(acert).items()
         if not name.startswith("_") and not inspect.ismodule(value)
-    }
+    } - {"TYPE_CHECKING", "Any", "import_module"}
     # Submodules count only where they are named: Python sets them as attributes by itself.
     assert public <= set(acert.__all__)
     assert all(name in vars(acert) for name in acert.__all__)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from acert import cli
+from acert.cli.parser import parsed
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def test_commands_parse():
     for command in commands:
         name, *words = shlex.split(command)
         assert name == "acert"
-        cli._parsed(words)
+        parsed(words)
 
 
 def test_the_table_of_methods_is_that_of_its_record():

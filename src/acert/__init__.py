@@ -1,22 +1,29 @@
 """Exact certified radii and adaptive certified training for PyTorch classifiers."""
 
-from acert import models
-from acert.bounds import (
-    BatchStatistics,
-    Interval,
-    certified_margin,
-    clean_pass,
-    interval_bounds,
-    register_rule,
-    worst_case_logits,
-)
-from acert.errors import AcertError, DataError, InvalidInput, RunError, UnsupportedOperation
-from acert.experiments.run import Run, train
-from acert.methods import Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
-from acert.radius import CertifiedRadius, Status, certified_radius
-from acert.rootfind import Bisection, Brent, RootResult, RootStatus
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from acert.version import __version__ as __version__
-from acert.zoo import load_model
+
+# What is listed here is imported when it is first asked for: torch alone takes a second, which
+# `acert --help` need not wait for, and Ctrl-C in that second is the command's to handle.
+if TYPE_CHECKING:
+    from acert import models
+    from acert.bounds import (
+        BatchStatistics,
+        Interval,
+        certified_margin,
+        clean_pass,
+        interval_bounds,
+        register_rule,
+        worst_case_logits,
+    )
+    from acert.errors import AcertError, DataError, InvalidInput, RunError, UnsupportedOperation
+    from acert.experiments.run import Run, train
+    from acert.methods import Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
+    from acert.radius import CertifiedRadius, Status, certified_radius
+    from acert.rootfind import Bisection, Brent, RootResult, RootStatus
+    from acert.zoo import load_model
 
 __all__ = [
     "Acert",
@@ -49,3 +56,21 @@ __all__ = [
     "train",
     "worst_case_logits",
 ]
+
+_HOMES = ("errors", "rootfind", "bounds", "radius", "methods", "experiments.run", "zoo")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        if name == "models":
+            return import_module("acert.models")
+        for home in _HOMES:
+            found = vars(import_module(f"acert.{home}"))
+            if name in found:
+                globals()[name] = found[name]
+                return found[name]
+    raise AttributeError(f"module 'acert' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -297,8 +297,10 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"adam/{key}/{name}"] = value
-        for name, value in tensors.items():
-            if value.is_floating_point() and bool(value.isnan().any()):
+        floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
+        bad = [value.isnan().any().to(self.device) for value in floats.values()]
+        for name, found in zip(floats, torch.stack(bad).tolist(), strict=True):
+            if found:
                 raise RunError(f"{name} was not finite after step {self.step - 1}")
         tensors |= {"tally/sums": self.tally.sums, "tally/failed": self.tally.failed}
         tensors["random/cpu"] = torch.get_rng_state()

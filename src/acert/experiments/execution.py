@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, final
@@ -24,11 +24,18 @@ from acert.experiments.progress import Progress
 from acert.records import Row
 from acert.training import Trainer
 
-__all__ = ["SAVE_EVERY", "Execution", "fitted", "stop_on_signal", "to_arrays", "to_tensors"]
+__all__ = [
+    "SAVE_EVERY",
+    "Execution",
+    "Stop",
+    "Writer",
+    "fitted",
+    "stop_on_signal",
+    "to_arrays",
+    "to_tensors",
+]
 
 SAVE_EVERY = 60.0
-_SAVE_SHARE = 10
-_CHEAP_SAVE = 0.1
 
 
 @final
@@ -56,8 +63,8 @@ class Execution:
         self.stop_requested = False
         self.seconds_before = 0.0
         self.began = self.saved = time.monotonic()
-        self.save_cost = 0.0
         self.saved_step: int | None = None
+        self.writer = Writer()
 
     @property
     def seconds(self) -> float:
@@ -83,12 +90,15 @@ class Execution:
         try:
             self._epochs()
         except RunError as error:
+            with suppress(RunError):  # of the two failures the first is told
+                self.writer.wait()
             where = "none, since `out` was not given"
             if self.folder is not None:
                 where = f"{self.folder / records.STATE}, step {self.saved_step}"
             raise RunError(f"{error}; the last good checkpoint: {where}") from error
-        except _Stop:
+        except Stop:
             self.save()
+            self.writer.wait()
             step, total = self.trainer.step, self.trainer.total_steps
             raise KeyboardInterrupt(
                 f"stopped after step {step} of {total}, with everything saved. To go on: {go_on}"
@@ -105,14 +115,12 @@ class Execution:
             row = self.pending | self._validated(self.pending["epoch"])
             self.rows.append(row)
             self.pending = None
-            over = len(self.rows) == trainer.settings.epochs
             if self.folder is not None:
                 records.write_metrics(self.folder, self.rows)
-                wait = min(self.save_every, _SAVE_SHARE * self.save_cost)
-                if over or self.save_cost < _CHEAP_SAVE or self._since_save() >= wait:
-                    self.save()
+                self.save()
             for listener in self.listeners:
                 listener.epoch(row)
+        self.writer.wait()
 
     def _trained_epoch(self) -> Row:
         """The row of one epoch without validation; rate and cap are those of its last step."""
@@ -162,20 +170,28 @@ class Execution:
     def _stop_if_asked(self) -> None:
         # Without a folder nothing could be saved, and no handler is in place.
         if self.stop_requested:
-            raise _Stop
+            raise Stop
 
     def _since_save(self) -> float:
         return time.monotonic() - self.saved
 
     def save(self) -> None:
-        """Writes the state; refused if NaN has got into it."""
-        assert self.folder is not None
-        began = time.monotonic()
+        """Copies the state, which is written while training goes on; refused if it holds NaN."""
+        folder = self.folder
+        assert folder is not None
         tensors, numbers = self.trainer.state()
-        facts = numbers | {"rows": len(self.rows), "elapsed": self.seconds}
-        records.write_state(self.folder, to_arrays(tensors), facts | {"pending": self.pending})
-        self.saved, self.saved_step = time.monotonic(), self.trainer.step
-        self.save_cost = self.saved - began
+        facts = numbers | {"rows": len(self.rows), "elapsed": self.seconds, "pending": self.pending}
+        # Before the copy: never more than one of them in memory.
+        self.writer.wait()
+        arrays = {name: array.copy() for name, array in to_arrays(tensors).items()}
+        step = self.trainer.step
+
+        def write() -> None:
+            records.write_state(folder, arrays, facts)
+            self.saved_step = step
+
+        self.saved = time.monotonic()
+        self.writer.start(write)
 
     def _restore(self, state: records.State) -> None:
         assert self.folder is not None
@@ -207,8 +223,40 @@ class Execution:
         records.write_environment(self.folder, facts | {"seconds": round(self.seconds, 1)})
 
 
-class _Stop(Exception):
-    """Raised between two steps after a signal; never leaves this module."""
+@final
+class Writer:
+    """Writes in the background, one thing at a time: training does not wait for a disk."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.error: RunError | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Begins to write, once what was begun before is done."""
+        self.wait()
+
+        def run() -> None:
+            try:
+                write()
+            except RunError as error:
+                self.error = error
+
+        # Not a daemon: Python itself waits for it before it ends.
+        self.thread = threading.Thread(target=run, name="acert-writer")
+        self.thread.start()
+
+    def wait(self) -> None:
+        """Waits until all is written; raises what went wrong with it."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+
+class Stop(Exception):
+    """Raised between two steps after a signal, or by a listener; ends a run as Ctrl-C does."""
 
 
 @contextmanager

@@ -1,11 +1,10 @@
 """Training runs: an experiment by its config, or a user's own model and arrays, into a folder.
 
 A run can be stopped at any moment. Its state is saved at the end of every epoch, and inside an
-epoch whenever `save_every` seconds have passed, 60 unless told otherwise. A save that takes more
-than 0.1 s waits at an epoch's end until ten times its duration has passed, but never longer than
-`save_every`: on a fast device with a large model it would otherwise cost more than the training.
-A validation that is interrupted is made again as a whole. A resumed run goes on from the last
-state and ends, on the CPU with as many threads, with the same bytes.
+epoch whenever `save_every` seconds have passed, 60 unless told otherwise; it is copied at once
+and written while training goes on. A validation that is interrupted is made again as a whole. A
+resumed run goes on from the last state and ends, on the CPU with as many threads, with the same
+bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +54,9 @@ __all__ = [
     "Factory",
     "Run",
     "available_device",
+    "check_seed",
     "record_certification",
+    "refuse_other",
     "resume_run",
     "train",
     "train_run",
@@ -100,10 +101,10 @@ def train_run(
     SIGTERM save the state and raise KeyboardInterrupt, whose message says how to go on.
     """
     folder = Path(out)
-    _check_seed(experiment.settings.seed)
+    check_seed(experiment.settings.seed)
     config = {"experiment": to_config(experiment)}
     if resume:
-        _refuse_other(folder, "experiment", config["experiment"])
+        refuse_other(folder, "experiment", config["experiment"])
         data_dir = data_dir or records.read_local(folder).get("data_dir")
     else:
         records.check_free(folder)
@@ -205,7 +206,7 @@ def train(
         "domain": domain, "augmentation": augmentation,
     }  # fmt: skip
     check_fields(Settings, given if batch_size is None else given | {"batch_size": batch_size})
-    _check_seed(seed)
+    check_seed(seed)
     dataset = data.from_arrays(*_pair("samples", samples), domain=domain)
     if validation is not None:
         checked = split_from_arrays(*_pair("validation", validation), domain=domain)
@@ -231,7 +232,7 @@ def train(
     folder = None if out is None else Path(out)
     if folder is not None and resume:
         for name, value in config.items():
-            _refuse_other(folder, name, value)
+            refuse_other(folder, name, value)
     elif folder is not None:
         records.check_free(folder)
     own = next(model.parameters(), torch.empty(0)).device
@@ -247,12 +248,23 @@ def train(
 
 
 def record_certification(
-    out: str | PathLike[str], certificates: Certificates, split: Split
+    out: str | PathLike[str],
+    certificates: Certificates,
+    split: Split,
+    *,
+    attacks: dict[str, npt.NDArray[Any]] | None = None,
 ) -> None:
-    """Writes `certificates.npz` and `examples.npz` into a run folder."""
+    """Writes `certificates.npz` and `examples.npz` into a run folder, and `attacks.npz` if given.
+
+    Without `attacks` an older `attacks.npz` is removed: it speaks of other certificates.
+    """
     folder = Path(out)
     records.write_certificates(folder, certificates.columns)
     records.write_examples(folder, examples(certificates, split))
+    if attacks is None:
+        (folder / records.ATTACKS).unlink(missing_ok=True)
+    else:
+        records.write_attacks(folder, attacks)
 
 
 # -- one run ------------------------------------------------------------------------------
@@ -289,7 +301,7 @@ def _run(
     execution = Execution(trainer, validation, validate_every, folder, save_every, listeners)
     if folder is not None:
         if resume:
-            _refuse_other(folder, "data", facts)
+            refuse_other(folder, "data", facts)
             if records.is_finished(folder):
                 weights = records.read_weights(folder)
                 fitted(folder, lambda: model.load_state_dict(to_tensors(weights)))
@@ -352,7 +364,8 @@ def _pair(name: str, samples: object) -> Arrays:
     return samples[0], samples[1]
 
 
-def _check_seed(seed: int) -> None:
+def check_seed(seed: int) -> None:
+    """Refuses a seed that runs cannot be drawn from."""
     if not 0 <= seed < _SEEDS:
         raise InvalidInput(f"`seed` must be in [0, {_SEEDS - 1}]; got {seed}")
 
@@ -440,7 +453,7 @@ def _check_training_mode(model: nn.Module, train: Split, settings: Settings) -> 
                 buffer.copy_(old)
 
 
-def _refuse_other(folder: Path, name: str, value: Any) -> None:
+def refuse_other(folder: Path, name: str, value: Any) -> None:
     """Refuses to resume a run with another config, or on other data, than it was begun with."""
     kept = records.read_config(folder)
     found = records.first_difference({name: kept.get(name)}, {name: value})

@@ -1,0 +1,161 @@
+"""`acert certify`: a proven radius for every sample of a test set."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from acert import data, records
+from acert.cli.flags import (
+    Parser,
+    add_place,
+    add_verb,
+    as_number,
+    as_numbers,
+    chosen_device,
+    counter,
+    figures,
+    own_model,
+)
+from acert.data import Split
+from acert.errors import InvalidInput, RunError
+from acert.evaluation import Certificates, certify
+from acert.experiments.experiment import build_own
+from acert.experiments.run import record_certification
+from acert.zoo import load_model, load_weights, run_experiment, run_folder
+
+__all__ = ["add"]
+
+_EXAMPLES = """examples:
+  acert certify runs/c25                        the test set, proven in real arithmetic
+  acert certify runs/c25 --arithmetic float32   as float32 hardware evaluates the network
+  acert certify runs/c25 --bounds crown-ibp --radii 2/255,8/255
+  acert certify digits-acert                    the model that comes with acert
+  acert certify --model mymodels:net --weights net.safetensors --dataset mnist \\
+      --max-radius 0.3 --out runs/mine
+"""
+_ARITHMETIC = {
+    "real": "proven in real arithmetic",
+    "float32": "proven for float32 hardware",
+    "nearest": "rounding is not covered",
+}
+
+
+def add(verbs: Any) -> Parser:
+    """The verb's flags."""
+    parser = add_verb(
+        verbs, "certify", _certify, summary="certify a test set", examples=_EXAMPLES,
+        description="Open the test set and prove a radius for every sample.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("run", nargs="?", metavar="RUN", help="run folder, or the name of a shipped model")
+    add("--arithmetic", choices=_ARITHMETIC, default="real", help="what is proven (default: real)")
+    add("--bounds", choices=("ibp", "crown-ibp"), default="ibp", help="default: ibp")
+    add("--radii", type=as_numbers, help="where to read certified accuracy off, such as 0.01,8/255")
+    add("--max-radius", type=as_number, help="largest radius looked for (default: the run's)")
+    add("--batch-size", type=int, help="samples held in memory at a time")
+    add("--model", help="package.module:factory, or :model, of your own")
+    add("--weights", type=Path, help="safetensors file of your own model")
+    add("--dataset", help="data set for your own model")
+    add("--out", type=Path, help="folder for the certificates (default: the run's)")
+    add_place(parser)
+    return parser
+
+
+def _certify(options: argparse.Namespace) -> None:
+    device = chosen_device(options.device)
+    own = {"model": options.model, "weights": options.weights, "dataset": options.dataset}
+    if options.run is not None:
+        given = [f"--{name}" for name in ("weights", "dataset") if own[name] is not None]
+        if given:
+            raise InvalidInput(f"`{given[0]}` must be left out where a run is given")
+        folder = run_folder(options.run)
+        experiment = run_experiment(folder)
+        settings, name = experiment.settings, experiment.dataset
+        factory = None if options.model is None else own_model(options.model)
+        if ":" in experiment.network.name and factory is None:
+            raise InvalidInput(
+                f"the run in {folder} needs its own model again: --model {experiment.network.name}"
+            )
+        model = load_model(folder, device=device, model=factory)
+        data_dir = options.data_dir or records.read_local(folder).get("data_dir")
+        found = data.facts(name, data_dir=data_dir).domain
+        if found != settings.domain:
+            raise InvalidInput(
+                f"the test set must have the domain of the run, {settings.domain}; got {found}"
+            )
+        split = data.load_test(name, data_dir=data_dir)
+        max_radius = settings.max_radius if options.max_radius is None else options.max_radius
+        domain, elide = settings.domain, settings.elide
+        shipped = folder != Path(options.run)
+        out = options.out or (Path("runs", folder.name) if shipped else folder)
+    else:
+        absent = [f"--{flag}" for flag, value in own.items() if value is None]
+        absent += ["--max-radius"] if options.max_radius is None else []
+        absent += ["--out"] if options.out is None else []
+        if absent:
+            raise InvalidInput(
+                f"give a run folder, or a model of your own, which needs {', '.join(absent)} too"
+            )
+        name, max_radius, elide, out = options.dataset, options.max_radius, True, options.out
+        known = data.facts(name, data_dir=options.data_dir)
+        split, domain = data.load_test(name, data_dir=options.data_dir), known.domain
+        model = _with_weights(options, split, known.num_classes).to(device).eval()
+    for flag, value in (("max_radius", max_radius), ("batch_size", options.batch_size)):
+        if value is not None and not value > 0:
+            raise InvalidInput(f"`{flag}` must be above 0; got {value}")
+    outside = [radius for radius in options.radii or () if not 0 <= radius <= max_radius]
+    if outside:
+        raise InvalidInput(
+            f"`--radii` must be in [0, {max_radius:g}], where radii are looked for; "
+            f"got {outside[0]:g}"
+        )
+    # Before the work, not after it.
+    records.make_writable(out)
+    certificates = certify(
+        model, split.to(device), max_radius=max_radius, bounds=options.bounds,
+        arithmetic=options.arithmetic, domain=domain, elide=elide,
+        batch_size=options.batch_size, progress=counter(len(split)),
+    )  # fmt: skip
+    record_certification(out, certificates, split)
+    _show(certificates, name, options.radii)
+    print(f"wrote {records.CERTIFICATES} and {records.EXAMPLES} to {out}")
+
+
+def _show(certificates: Certificates, name: str, radii: Sequence[float] | None) -> None:
+    largest = certificates.max_radius
+    chosen = radii or [share * largest for share in (0.25, 0.5, 0.75, 1.0)]
+    print(
+        f"{len(certificates)} test images of {name}, max_radius {largest:.4g}, "
+        f"{certificates.bounds} bounds, {_ARITHMETIC[certificates.arithmetic]}"
+    )
+    print(figures(certificates.accuracy, certificates.acr, certificates.art))
+    for radius in chosen:
+        share = 100 * certificates.certified_accuracy(radius)
+        print(f"certified at {radius:.4g}: {share:.2f} %")
+
+
+def _with_weights(options: argparse.Namespace, split: Split, classes: int | None) -> nn.Module:
+    model = own_model(options.model)
+    if not isinstance(model, nn.Module):
+        if classes is None:
+            raise InvalidInput(
+                f"`--model` must name a module, not a factory, where {options.dataset} does not "
+                f"say how many classes there are; got {options.model}"
+            )
+        model = build_own(model, tuple(split.images.shape[1:]), classes)
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file  # numpy has no bfloat16
+
+    if not options.weights.is_file():
+        raise RunError(f"the weights {options.weights} are missing: there is no such file")
+    try:
+        arrays = load_file(options.weights)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{options.weights} is no safetensors file: {error}") from error
+    load_weights(model, arrays, source=options.weights)
+    return model
