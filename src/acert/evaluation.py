@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from acert import metrics
-from acert.bounds import Interval, propagate
+from acert.bounds import propagate
+from acert.bounds.checks import check_batch_size
 from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
 from acert.data import Split, to_float
 from acert.errors import InvalidInput
-from acert.radius import Status, certified_radius, ieee_arithmetic
+from acert.radius import Status, certified_batches
 from acert.records import rounded_down
 from acert.rootfind import Brent
 
@@ -43,7 +44,8 @@ class Certificates:
 
     `radius` is float64; apart from `max_radius` itself its values are representable in float32,
     so that a file holds them as they are. `margin` is the margin at radius 0, negative where
-    the sample is classified rightly. `attack_radius` is NaN where no attack was made.
+    the sample is classified rightly. `attack_radius` is NaN where no attack was made, infinity
+    where none succeeded up to `max_radius`, and 0 where the sample is classified wrongly.
     """
 
     index: npt.NDArray[np.int64]
@@ -95,6 +97,35 @@ class Certificates:
             )
         return metrics.certified_accuracy(self.radius, self.correct, at=at)
 
+    @property
+    def attacked(self) -> bool:
+        """Whether every sample was attacked."""
+        return not bool(np.isnan(self.attack_radius).any())
+
+    def attacked_accuracy(self, at: float) -> float:
+        """Share of right samples that no attack broke at `at`: at least the robust accuracy."""
+        if not 0 <= at <= self.max_radius:
+            raise InvalidInput(
+                f"`at` must be in [0, {self.max_radius:g}], where attacks were made; got {at}"
+            )
+        return float(np.mean(self.correct & (self._attack_radius > at)))
+
+    @property
+    def attacked_acr(self) -> float:
+        """Average attack radius over max_radius: no ACR (Eq. 12) that holds can be larger.
+
+        Samples that no attack broke count as max_radius.
+        """
+        reached = np.minimum(self._attack_radius, self.max_radius)
+        return float(np.mean(reached)) / self.max_radius
+
+    @property
+    def _attack_radius(self) -> npt.NDArray[np.float64]:
+        if not self.attacked:
+            raise InvalidInput("`attack_radius` must hold every sample's; got NaN: none was made")
+        # In float64, so that a number it is compared with is not rounded.
+        return self.attack_radius.astype(np.float64)
+
 
 @torch.no_grad()
 def evaluate(
@@ -113,7 +144,7 @@ def evaluate(
     runs in evaluation mode and is left in the mode it was found in. `progress` is called with
     the number of samples done.
     """
-    _check_batch_size(batch_size)
+    check_batch_size(batch_size)
     worst_case = upper_differences if elide else plain_worst_case
     radii, right = [], []
     with evaluation_mode(model):
@@ -157,26 +188,18 @@ def certify(
     The arguments are those of `acert.certified_radius`. The model runs in evaluation mode and
     is left in the mode it was found in. `progress` is called with the number of samples done.
     """
-    if batch_size is not None:
-        _check_batch_size(batch_size)
-    size = batch_size or (256 if bounds == "ibp" else 32)
     parts: list[tuple[Tensor, ...]] = []
+    done = 0
     with evaluation_mode(model):
-        for start in range(0, len(split), size):
-            images = to_float(split.images[start : start + size])
-            labels = split.labels[start : start + size]
-            certified = certified_radius(
-                model, images, labels,
-                max_radius=max_radius, bounds=bounds, arithmetic=arithmetic,
-                domain=domain, elide=elide, batch_size=size,
-            )  # fmt: skip
-            # In float64, as `certified_radius` decides who is right.
-            with torch.no_grad(), ieee_arithmetic(images.device):
-                exact = images.double()
-                at_zero = margin(propagate(model, Interval(exact, exact)).center, labels)
+        for certified, at_zero in certified_batches(
+            model, to_float(split.images), split.labels,
+            max_radius=max_radius, bounds=bounds, arithmetic=arithmetic,
+            domain=domain, elide=elide, batch_size=batch_size,
+        ):  # fmt: skip
             parts.append((*certified, at_zero))
+            done += len(at_zero)
             if progress is not None:
-                progress(start + len(images))
+                progress(done)
     value, status, _, prediction, at_zero = (
         torch.cat(column).cpu() for column in zip(*parts, strict=True)
     )
@@ -227,11 +250,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
-
-
-def _check_batch_size(batch_size: int) -> None:
-    if batch_size < 1:
-        raise InvalidInput(f"`batch_size` must be at least 1; got {batch_size}")
 
 
 def _representable(radius: npt.NDArray[np.float64], max_radius: float) -> npt.NDArray[np.float64]:

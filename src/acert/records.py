@@ -9,6 +9,9 @@
 | `model.safetensors` | the weights, once the run is finished |
 | `state.safetensors`, `state.previous.safetensors` | the last two states to resume from |
 | `certificates.npz`, `examples.npz` | written by certification |
+| `attacks.npz` | points of the first successful attacks; no part of a published record |
+
+The folder above may hold `sweep.json`, the plan of a sweep.
 
 A file is written beside its place and then renamed, so a crash leaves the old one or the new one.
 Everything is read as data: JSON, safetensors and plain arrays, nothing pickled.
@@ -40,6 +43,7 @@ __all__ = [
     "first_difference",
     "is_finished",
     "make_writable",
+    "read_attacks",
     "read_certificates",
     "read_config",
     "read_environment",
@@ -47,8 +51,11 @@ __all__ = [
     "read_local",
     "read_metrics",
     "read_state",
+    "read_sweep",
     "read_weights",
     "rounded_down",
+    "rounded_up",
+    "write_attacks",
     "write_certificates",
     "write_config",
     "write_environment",
@@ -56,6 +63,7 @@ __all__ = [
     "write_local",
     "write_metrics",
     "write_state",
+    "write_sweep",
     "write_weights",
 ]
 
@@ -70,6 +78,8 @@ STATE = "state.safetensors"
 PREVIOUS_STATE = "state.previous.safetensors"
 CERTIFICATES = "certificates.npz"
 EXAMPLES = "examples.npz"
+SWEEP = "sweep.json"
+ATTACKS = "attacks.npz"
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -172,6 +182,16 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
 def read_environment(folder: Path) -> dict[str, Any]:
     """What `write_environment` wrote, with the schema."""
     return _read_json(folder / ENVIRONMENT)
+
+
+def write_sweep(folder: Path, plan: Mapping[str, Any]) -> None:
+    """Writes `sweep.json`, the plan of a folder of runs; the schema is added."""
+    _write_json(folder / SWEEP, plan)
+
+
+def read_sweep(folder: Path) -> dict[str, Any]:
+    """What `write_sweep` wrote; a plan of no runs where there is no such file."""
+    return _read_json(folder / SWEEP) if (folder / SWEEP).is_file() else {"runs": []}
 
 
 def write_metrics(folder: Path, rows: Iterable[Row]) -> None:
@@ -302,13 +322,19 @@ def write_certificates(folder: Path, columns: Mapping[str, Any]) -> None:
     """Writes `certificates.npz`: a row per sample, and what the radii mean.
 
     `columns` has index, label, prediction, radius, status, margin (at radius 0) and
-    attack_radius (NaN where none was looked for), one entry a sample each, and besides the
+    attack_radius (NaN where none was looked for, infinity where no attack succeeded, otherwise
+    rounded up to float32), one entry a sample each, and besides the
     values max_radius, arithmetic, bounds, elide and domain. Radii are stored as float32,
     rounded towards 0, so that they stay proven.
     """
     stored = {name: np.asarray(value) for name, value in columns.items()}
     stored |= {name: stored[name].astype(dtype) for name, dtype in _COLUMNS.items()}
     stored["radius"] = rounded_down(np.asarray(columns["radius"], dtype=np.float64))
+    for name in ("label", "prediction"):
+        stored[name] = _narrow(stored[name])
+    # Left out where it is the position itself, as in a whole test set.
+    if np.array_equal(stored["index"], np.arange(len(stored["radius"]))):
+        del stored["index"]
     _write_arrays(folder / CERTIFICATES, stored)
 
 
@@ -316,22 +342,39 @@ def read_certificates(folder: Path) -> dict[str, Any]:
     """The fields of `Certificates`; radii as float64, max_radius where proven so far."""
     path = folder / CERTIFICATES
     found: dict[str, Any] = _read_arrays(path)
+    if "radius" in found:
+        found.setdefault("index", np.arange(len(found["radius"])))
     absent = sorted({*_COLUMNS, *_VALUES, "domain"} - set(found))
     if absent:
         raise RunError(f"{path} is damaged: it does not hold {', '.join(absent)}")
     lengths = {found[name].shape for name in _COLUMNS}
     if len(lengths) > 1:
         raise RunError(f"{path} is damaged: its columns have the shapes {sorted(lengths)}")
+    # Narrow as they are stored, a difference of two labels would wrap around.
+    found |= {name: found[name].astype(np.int64) for name in ("index", "label", "prediction")}
     radius = found["radius"].astype(np.float64)
     found["radius"] = np.where(found["status"] == _TO_MAX, float(found["max_radius"]), radius)
     found["domain"] = tuple(found["domain"].tolist())
     return found | {name: found[name].item() for name in _VALUES}
 
 
+def _narrow(column: Array) -> Array:
+    """Whole numbers in the smallest unsigned type that holds them; as they are if negative."""
+    if column.size == 0 or column.min() < 0:
+        return column
+    return column.astype(np.min_scalar_type(column.max()))
+
+
 def rounded_down(radius: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     """The largest float32 numbers that are not above the radii, which are at least 0."""
     nearest = radius.astype(np.float32)
     return np.where(nearest > radius, np.nextafter(nearest, np.float32(0)), nearest)
+
+
+def rounded_up(radius: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """The smallest float32 numbers that are not below the radii, infinity among them."""
+    nearest = radius.astype(np.float32)
+    return np.where(nearest < radius, np.nextafter(nearest, np.float32(np.inf)), nearest)
 
 
 def write_examples(folder: Path, columns: Arrays) -> None:
@@ -342,6 +385,16 @@ def write_examples(folder: Path, columns: Arrays) -> None:
 def read_examples(folder: Path) -> dict[str, Array]:
     """What `write_examples` was given."""
     return _read_arrays(folder / EXAMPLES)
+
+
+def write_attacks(folder: Path, columns: Arrays) -> None:
+    """Writes `attacks.npz`: points as float32, whose they are, how far and by which margin."""
+    _write_arrays(folder / ATTACKS, columns)
+
+
+def read_attacks(folder: Path) -> dict[str, Array]:
+    """What `write_attacks` was given."""
+    return _read_arrays(folder / ATTACKS)
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from torch import nn
 
 from acert import data, records
+from acert.attack import AttackCheck, check_certificates
+from acert.attack.picture import draw_gap
 from acert.cli.flags import (
     Parser,
     add_place,
@@ -35,6 +38,7 @@ _EXAMPLES = """examples:
   acert certify runs/c25 --arithmetic float32   as float32 hardware evaluates the network
   acert certify runs/c25 --bounds crown-ibp --radii 2/255,8/255
   acert certify digits-acert                    the model that comes with acert
+  acert certify digits-acert --attack           and try to break the certificates
   acert certify --model mymodels:net --weights net.safetensors --dataset mnist \\
       --max-radius 0.3 --out runs/mine
 """
@@ -43,6 +47,9 @@ _ARITHMETIC = {
     "float32": "proven for float32 hardware",
     "nearest": "rounding is not covered",
 }
+_GAP = "attack-gap.png"
+# Lines shown of a bug that may have as many as there are samples.
+_SHOWN = 20
 
 
 def add(verbs: Any) -> Parser:
@@ -62,11 +69,15 @@ def add(verbs: Any) -> Parser:
     add("--weights", type=Path, help="safetensors file of your own model")
     add("--dataset", help="data set for your own model")
     add("--out", type=Path, help="folder for the certificates (default: the run's)")
+    add("--attack", action="store_true", help="attack every sample by PGD: an upper bound beside "
+        "the certified lower one, and exit status 1 if they contradict each other")  # fmt: skip
+    add("--attack-steps", type=int, help="steps of one attack (default: 40)")
+    add("--attack-restarts", type=int, help="random starts at each radius (default: 5)")
     add_place(parser)
     return parser
 
 
-def _certify(options: argparse.Namespace) -> None:
+def _certify(options: argparse.Namespace) -> int:
     device = chosen_device(options.device)
     own = {"model": options.model, "weights": options.weights, "dataset": options.dataset}
     if options.run is not None:
@@ -105,7 +116,13 @@ def _certify(options: argparse.Namespace) -> None:
         known = data.facts(name, data_dir=options.data_dir)
         split, domain = data.load_test(name, data_dir=options.data_dir), known.domain
         model = _with_weights(options, split, known.num_classes).to(device).eval()
-    for flag, value in (("max_radius", max_radius), ("batch_size", options.batch_size)):
+    effort = {"steps": options.attack_steps, "restarts": options.attack_restarts}
+    effort = {name: value for name, value in effort.items() if value is not None}
+    if effort and not options.attack:
+        raise InvalidInput(f"`--attack-{next(iter(effort))}` must come with `--attack`")
+    above_zero = {"max_radius": max_radius, "batch_size": options.batch_size}
+    above_zero |= {f"--attack-{name}": value for name, value in effort.items()}
+    for flag, value in above_zero.items():
         if value is not None and not value > 0:
             raise InvalidInput(f"`{flag}` must be above 0; got {value}")
     outside = [radius for radius in options.radii or () if not 0 <= radius <= max_radius]
@@ -116,14 +133,34 @@ def _certify(options: argparse.Namespace) -> None:
         )
     # Before the work, not after it.
     records.make_writable(out)
+    here = split.to(device)
     certificates = certify(
-        model, split.to(device), max_radius=max_radius, bounds=options.bounds,
+        model, here, max_radius=max_radius, bounds=options.bounds,
         arithmetic=options.arithmetic, domain=domain, elide=elide,
         batch_size=options.batch_size, progress=counter(len(split)),
     )  # fmt: skip
+    # Before the attack, which may take longer than anyone waits.
     record_certification(out, certificates, split)
-    _show(certificates, name, options.radii)
-    print(f"wrote {records.CERTIFICATES} and {records.EXAMPLES} to {out}")
+    (out / _GAP).unlink(missing_ok=True)  # it may be of other certificates
+    if not options.attack:
+        _show(certificates, name, options.radii)
+        print(f"wrote {records.CERTIFICATES} and {records.EXAMPLES} to {out}")
+        return 0
+    check = check_certificates(
+        model, here, certificates, batch_size=options.batch_size,
+        progress=counter(len(split), "attacked"), **effort,
+    )  # fmt: skip
+    record_certification(out, check.certificates, split, attacks=check.attacks)
+    written = f"{records.CERTIFICATES}, {records.EXAMPLES}, {records.ATTACKS}"
+    try:
+        draw_gap(check.certificates, out / _GAP)
+        written += f", {_GAP}"
+    except ModuleNotFoundError as error:
+        print(f"no picture of the gap: it needs the package {error.name}", file=sys.stderr)
+    _show(check.certificates, name, options.radii)
+    status = _report(check)
+    print(f"wrote {written} to {out}")
+    return status
 
 
 def _show(certificates: Certificates, name: str, radii: Sequence[float] | None) -> None:
@@ -136,7 +173,42 @@ def _show(certificates: Certificates, name: str, radii: Sequence[float] | None) 
     print(figures(certificates.accuracy, certificates.acr, certificates.art))
     for radius in chosen:
         share = 100 * certificates.certified_accuracy(radius)
-        print(f"certified at {radius:.4g}: {share:.2f} %")
+        line = f"certified at {radius:.4g}: {share:.2f} %"
+        if certificates.attacked:
+            line += f"  not broken: {100 * certificates.attacked_accuracy(radius):.2f} %"
+        print(line)
+
+
+def _report(check: AttackCheck) -> int:
+    """Prints the gap and every contradiction; the exit status."""
+    certificates = check.certificates
+    lower, upper = 100 * certificates.acr, 100 * certificates.attacked_acr
+    print(
+        f"average radius over max_radius: certified {lower:.2f} %, attacked {upper:.2f} %, "
+        f"mean gap {upper - lower:.2f} %"
+    )
+    if check.rounding_only:
+        print(
+            f"attacks inside a certified radius by float32 rounding only: {check.rounding_only}; "
+            f'--arithmetic float32 covers them, "{certificates.arithmetic}" does not'
+        )
+    count = len(check.violations)
+    if not count:
+        print("attacks inside a certified radius: 0")
+        return 0
+    word = "BUG" if check.promised else "note"
+    for violation in check.violations[:_SHOWN]:
+        print(f"{word}: {violation}", file=sys.stderr)
+    if count > _SHOWN:
+        print(f"{word}: and {count - _SHOWN} more images", file=sys.stderr)
+    if not check.promised:
+        print(f'attacks inside a radius: {count}; "nearest" radii promise nothing')
+        return 0
+    print(
+        f"attacks inside a certified radius: {count}. A bound is wrong: a registered rule, or a "
+        "rule of acert's own; please report the latter"
+    )
+    return 1
 
 
 def _with_weights(options: argparse.Namespace, split: Split, classes: int | None) -> nn.Module:
