@@ -228,5 +228,7 @@ def test_a_small_split_has_fewer_examples(split, certificates):
 @pytest.mark.parametrize("figures", [certify, evaluate])
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_batch_holds_a_sample(model, split, figures, size):
-    with pytest.raises(InvalidInput, match=f"`batch_size` must be at least 1; got {size}"):
+    with pytest.raises(
+        InvalidInput, match=f"`batch_size` must be an integer of at least 1 or None; got {size}"
+    ):
         figures(model, split, max_radius=MAX_RADIUS, batch_size=size)

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from acert.bounds import Interval, propagate
 from acert.bounds.bound_pass import BoundPass
 from acert.bounds.interval import operation_name
 from acert.bounds.rounding import FLOAT32, REAL
+from acert.bounds.rules.affine import convolution_by_matmul
 from acert.bounds.table import RULES
 from acert.radius import proven_margin
 
@@ -490,3 +492,25 @@ def test_the_documented_rule_is_not_left_behind():
     assert F.hardswish not in RULES
     with pytest.raises(acert.UnsupportedOperation, match="hardswish"):
         acert.interval_bounds(nn.Hardswish(), torch.zeros(1, 2), torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"stride": 2, "padding": 1},
+        {"stride": (2, 1), "padding": (0, 2), "dilation": (1, 2)},
+        {"padding": "same", "dilation": 3},
+        {"padding": "valid"},
+    ],
+)
+def test_a_convolution_by_one_matrix_product_is_the_convolution(how, bias):
+    """On CUDA the proven passes run it; float64, where every order of summation is close."""
+    x = torch.rand(3, 4, 9, 8, dtype=torch.float64) - 0.5
+    weight = torch.rand(5, 4, 2, 3, dtype=torch.float64) - 0.5
+    shift = torch.rand(5, dtype=torch.float64) if bias else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch about an even kernel with padding "same"
+        expected = torch.conv2d(x, weight, shift, **how)
+    assert torch.allclose(convolution_by_matmul(x, weight, shift, **how), expected, atol=1e-14)

@@ -67,7 +67,7 @@ def test_settings_report_all_faults_at_once():
         "`regularization` must be at least 0; got -1",
         "`l1` must be at least 0; got -1",
         "`clip_norm` must be above 0; got 0",
-        "`precision` must be float32 or tf32; got half",
+        "`precision` must be one of float32, tf32, tf32-float16-roots, float16, bfloat16; got half",
     ):
         assert fault in str(caught.value)
 

@@ -115,9 +115,11 @@ def _compile(trainer: Trainer) -> None:
 def _unmoved(trainer: Trainer) -> Iterator[None]:
     """Puts back what the steps inside train, whether they succeed or not."""
     before = {id(tensor): tensor.detach().clone() for tensor in _tensors(trainer)}
+    scaler = trainer.scaler.state_dict()
     try:
         yield
     finally:
+        trainer.scaler.load_state_dict(scaler)
         with torch.no_grad():
             for tensor in _tensors(trainer):
                 if id(tensor) in before:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from acert.bounds import clean_pass
 from acert.bounds.checks import Domain
 from acert.methods import Method, Step
+from acert.precision import FLOAT32, Precision, products_in
 from acert.regularizers import l1_norm, relu_balance, tightness
 
 __all__ = ["TERMS", "Objective", "Scalars"]
@@ -37,6 +38,7 @@ class Objective:
     l1: float = 0.0
     domain: Domain = (0.0, 1.0)
     elide: bool = True
+    precision: Precision = FLOAT32
 
     def __call__(
         self,
@@ -53,7 +55,9 @@ class Objective:
         The weights of standard and robust loss, kappa and 1 - kappa (Eq. 11), come in
         `scalars`: before the radius schedule starts they are 1 and 0.
         """
-        logits, statistics = clean_pass(model, images)
+        with products_in(self.precision.clean, images.device):
+            logits, statistics = clean_pass(model, images)
+        logits = logits.to(images.dtype)
         standard = F.cross_entropy(logits, labels)
         correct = (logits.argmax(1) == labels).float().mean()
         robust = regularization = torch.zeros_like(standard)
@@ -72,6 +76,8 @@ class Objective:
                 domain=self.domain,
                 elide=self.elide,
                 observe=regularize,
+                root_format=self.precision.root,
+                gradient_format=self.precision.gradient,
             )
             robust = F.cross_entropy(self.method.worst_case_logits(step), labels)
             loss = loss + scalars[Scalars.ROBUST] * robust

@@ -37,12 +37,13 @@ from acert.bounds.rounding import OWN_UNIT, ROUNDINGS, Rounding
 from acert.errors import InvalidInput, UnsupportedOperation
 from acert.rootfind import Brent, RootResult, RootStatus, Solver
 
-__all__ = ["CertifiedRadius", "Status", "certified_radius", "proven_margin"]
+__all__ = ["CertifiedRadius", "Status", "certified_batches", "certified_radius", "proven_margin"]
 
 ARITHMETICS: dict[str, Rounding | None] = {**ROUNDINGS, "nearest": None}
-# CROWN holds a coefficient a class for every activation.
 _COMPARED = 4  # samples on which the model itself is compared with its bounds
+# CROWN holds a coefficient a class for every activation.
 _DEFAULT_BATCH = {"ibp": 256, "crown-ibp": 32}
+_ROUGH = 1e-3  # relative error of a radius found in TF32
 
 
 class Status(IntEnum):
@@ -107,30 +108,53 @@ def certified_radius(
     >>> [Status(status).name for status in result.status.tolist()]
     ['ROOT', 'MISCLASSIFIED']
     """
-    rounding = _check(model, images, labels, max_radius, domain, bounds, arithmetic, batch_size)
-    max_radius = float(max_radius)
     if differentiable and not torch.is_grad_enabled():
         raise InvalidInput("`differentiable` must be False where gradients are off; got True")
+    parts, start = [], 0
+    for part, _ in certified_batches(
+        model, images, labels, max_radius=max_radius, solver=solver, elide=elide, domain=domain,
+        bounds=bounds, arithmetic=arithmetic, batch_size=batch_size,
+    ):  # fmt: skip
+        here = slice(start, start := start + len(part.value))
+        if differentiable:
+            target = part.prediction if labels is None else labels[here].long()
+            with ieee_arithmetic(images.device):
+                value = _implicit(
+                    model, images[here], target, part, elide=elide, domain=domain, bounds=bounds
+                )
+            part = part._replace(value=value)
+        parts.append(part)
+    return CertifiedRadius(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def certified_batches(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor | None,
+    *,
+    max_radius: float,
+    solver: Solver = Brent(xtol=1e-10, rtol=1e-5, max_steps=100),  # noqa: B008  a frozen value
+    elide: bool,
+    domain: Domain,
+    bounds: str,
+    arithmetic: str,
+    batch_size: int | None,
+) -> Iterator[tuple[CertifiedRadius, Tensor]]:
+    """What `certified_radius` returns, batch by batch, with the margins at radius 0."""
+    rounding = _check(model, images, labels, max_radius, domain, bounds, arithmetic, batch_size)
     if not isinstance(solver, Solver):
         raise InvalidInput(f"`solver` must be a Brent or Bisection; got {solver!r}")
     size = batch_size or _DEFAULT_BATCH[bounds]
-    parts = []
-    with ieee_arithmetic(images.device):
+    with ieee_arithmetic(images.device), torch.no_grad():
         _check_same_network(model, images[:_COMPARED])
-        for start in range(0, len(images), size):
-            batch = images[start : start + size]
-            target = None if labels is None else labels[start : start + size]
-            with torch.no_grad():
-                part = _certify(
-                    model, batch, target, max_radius, solver, elide, domain, bounds, rounding
-                )
-            if differentiable:
-                value = _implicit(
-                    model, batch, target, part, elide=elide, domain=domain, bounds=bounds
-                )
-                part = part._replace(value=value)
-            parts.append(part)
-    return CertifiedRadius(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    for start in range(0, len(images), size):
+        batch = images[start : start + size]
+        target = None if labels is None else labels[start : start + size]
+        with ieee_arithmetic(images.device), torch.no_grad():
+            part = _certify(
+                model, batch, target, float(max_radius), solver, elide, domain, bounds, rounding
+            )
+        yield part
 
 
 def proven_margin(
@@ -187,8 +211,8 @@ def _certify(
     domain: Domain,
     bounds: str,
     rounding: Rounding | None,
-) -> CertifiedRadius:
-    """One batch: a guess in the model's own precision, then a proof in float64."""
+) -> tuple[CertifiedRadius, Tensor]:
+    """One batch, and its margins at 0: a guess in low precision, then a proof in float64."""
     exact = images.double()
     output = propagate(model, Interval(exact, exact))
     check_logits(output, labels, len(images))
@@ -196,8 +220,8 @@ def _certify(
     warn_if_probabilities(logits)
     prediction = logits.argmax(1)
     labels = prediction if labels is None else labels.long()
-    right = margin(logits, labels) < 0  # unwidened: accuracy does not depend on the arithmetic
-    candidates = right.nonzero().squeeze(1)
+    at_zero = margin(logits, labels)  # unwidened: accuracy does not depend on the arithmetic
+    candidates = (at_zero < 0).nonzero().squeeze(1)
     if rounding is not None:
         # The order of a sum depends on the batch, so two evaluations of one bound differ. Room
         # for both keeps what is proven here proven in any other batch.
@@ -222,25 +246,34 @@ def _certify(
     steps = torch.zeros_like(value, dtype=torch.int32)
     if len(candidates):
         zero = images.new_zeros(len(candidates))
-        guess = solver.solve(plain, zero, torch.full_like(zero, max_radius), indexed=True)
+        # TF32 is not worth more digits, and needs a tenth of the time of float64.
+        rough = replace(solver, rtol=max(solver.rtol, _ROUGH if images.is_cuda else 0.0))
+        with _quick_arithmetic():
+            guess = rough.solve(plain, zero, torch.full_like(zero, max_radius), indexed=True)
         # Clamped, because `max_radius` may have been rounded up to the images' precision.
         start = guess.estimate.double().clamp(max=max_radius)
-        root = _prove(proven, start, max_radius, solver)
+        root = _prove(proven, start, max_radius, solver, error=rough.rtol)
         value[candidates] = root.lower
         # Right, but not provable even at 0: a proven radius of 0 that is no root.
         unproven = root.status == RootStatus.POSITIVE_THROUGHOUT
         status[candidates] = root.status.masked_fill(unproven, Status.UNCONVERGED)
         steps[candidates] = root.steps
-    return CertifiedRadius(value, status, steps, prediction)
+    return CertifiedRadius(value, status, steps, prediction), at_zero
 
 
 def _prove(
-    proven: Callable[[Tensor, Tensor], Tensor], guess: Tensor, max_radius: float, solver: Solver
+    proven: Callable[[Tensor, Tensor], Tensor],
+    guess: Tensor,
+    max_radius: float,
+    solver: Solver,
+    *,
+    error: float,
 ) -> RootResult:
     """The root of the proven margin, searched from a guess: two evaluations if it is good.
 
-    The first bracket around the guess is narrower than the solver's tolerance; each side that
-    does not hold is moved 16 times further out, and at last to 0 or `max_radius`.
+    The first bracket around the guess is as wide as the guess's relative error, and narrower
+    than the solver's tolerance where that is the same; each side that does not hold is moved 16
+    times further out, and at last to 0 or `max_radius`.
     """
     ends = [torch.full_like(guess, math.nan), torch.full_like(guess, math.nan)]
     values = [torch.full_like(guess, -math.inf), torch.full_like(guess, math.inf)]
@@ -261,7 +294,7 @@ def _prove(
         """Samples without this side, unless the other one has reached its very end."""
         return ends[side].isnan() & ~(ends[1 - side] == (0.0, max_radius)[side])
 
-    slack = 0.4 * (solver.rtol * guess + solver.xtol)
+    slack = 0.4 * (error * guess + solver.xtol)
     for _ in range(4):
         below = torch.where(guess < max_radius, guess - slack, guess)
         probe(below.clamp(min=0.0), lacking(0))
@@ -282,7 +315,7 @@ def _prove(
 def _implicit(
     model: nn.Module,
     images: Tensor,
-    labels: Tensor | None,
+    labels: Tensor,
     certified: CertifiedRadius,
     *,
     elide: bool,
@@ -290,7 +323,6 @@ def _implicit(
     bounds: str,
 ) -> Tensor:
     """`certified.value` with the gradient -dR/dw / dR/deps (Thm. 3.4)."""
-    labels = certified.prediction if labels is None else labels.long()
     radius = certified.value.detach().requires_grad_()
     with torch.enable_grad():
         value = proven_margin(
@@ -362,6 +394,18 @@ def _check(
                 f'`arithmetic="float32"` needs a float32 model; got {name} of {parameter.dtype}'
             )
     return ARITHMETICS[arithmetic]
+
+
+@contextmanager
+def _quick_arithmetic() -> Iterator[None]:
+    """TF32, and cuDNN on again, inside `ieee_arithmetic`: for what is proven afterwards."""
+    backends: Any = torch.backends
+    cudnn, matmul, conv = backends.cudnn, backends.cuda.matmul, backends.cudnn.conv
+    try:
+        cudnn.enabled, matmul.fp32_precision, conv.fp32_precision = True, "tf32", "tf32"
+        yield
+    finally:
+        cudnn.enabled, matmul.fp32_precision, conv.fp32_precision = False, "ieee", "ieee"
 
 
 @contextmanager

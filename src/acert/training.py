@@ -20,12 +20,12 @@ from acert.data import Augmentation, Draws, Split, augment, to_float
 from acert.errors import InvalidInput, RunError
 from acert.losses import TERMS, Objective, Scalars
 from acert.methods import Attack, Method
+from acert.precision import FLOAT32, PRECISIONS
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius, epoch_of
 
 __all__ = ["Batch", "Settings", "Tally", "Trainer"]
 
 _ADAM_BETAS = (0.9, 0.999)
-_PRECISIONS = ("float32", "tf32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,12 @@ class Settings:
                 ("regularization", "at least 0", self.regularization, self.regularization >= 0),
                 ("l1", "at least 0", self.l1, self.l1 >= 0),
                 ("clip_norm", "above 0", self.clip_norm, self.clip_norm > 0),
-                ("precision", "float32 or tf32", self.precision, self.precision in _PRECISIONS),
+                (
+                    "precision",
+                    f"one of {', '.join(PRECISIONS)}",
+                    self.precision,
+                    self.precision in PRECISIONS,
+                ),
             )
             if not fits
         ]
@@ -131,13 +136,16 @@ class Trainer:
         self.train = train
         self.settings = settings
         self.device = train.images.device
+        on_cuda = self.device.type == "cuda"
+        # Lower precision buys nothing on a CPU, so there all is float32.
+        self.precision = PRECISIONS[settings.precision] if on_cuda else FLOAT32
         self.objective = Objective(
             method=settings.method,
             l1=settings.l1,
             domain=settings.domain,
             elide=settings.elide,
+            precision=self.precision,
         )
-        on_cuda = self.device.type == "cuda"
         if on_cuda:  # the layout that convolutions are fastest in
             for parameter in model.parameters():
                 if parameter.ndim == 4:
@@ -146,6 +154,10 @@ class Trainer:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.Adam(
             self.parameters, lr=rate, betas=_ADAM_BETAS, fused=on_cuda, capturable=on_cuda
+        )
+        # Passes everything through unless gradients are in float16.
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, init_scale=2.0**14, enabled=self.precision.scales_gradients
         )
         self.step = 0
         self.tally = Tally(self.device)
@@ -244,14 +256,16 @@ class Trainer:
         loss = self.loss if compiled else self.objective
         terms = loss(self.model, images, labels, anchors, scalars, regularize=regularize)
         self.optimizer.zero_grad(set_to_none=True)
-        terms[0].backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(terms[0]).backward()  # type: ignore[no-untyped-call]
+        self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm)
         rate = self.optimizer.param_groups[0]["lr"]
         if isinstance(rate, Tensor):
             rate.copy_(scalars[Scalars.RATE])
         else:
             self.optimizer.param_groups[0]["lr"] = float(scalars[Scalars.RATE])
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)  # not where a scaled gradient has overflowed
+        self.scaler.update()
         return terms.detach()
 
     def run_epoch(self, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
@@ -306,8 +320,11 @@ class Trainer:
         tensors["random/cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
-        samples, seconds = self.tally.samples, self.tally.seconds
-        return tensors, {"step": self.step, "samples": samples, "seconds": seconds}
+        numbers: dict[str, float] = {
+            "step": self.step, "samples": self.tally.samples, "seconds": self.tally.seconds,
+        }  # fmt: skip
+        numbers |= {f"scaler/{name}": value for name, value in self.scaler.state_dict().items()}
+        return tensors, numbers
 
     def restore(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Goes back to what `state` returned, on whatever device it was; before the first step."""
@@ -326,6 +343,13 @@ class Trainer:
                     for key in ("exp_avg", "exp_avg_sq")
                 }
                 self.optimizer.state[parameter] = {"step": step.to(step_device), **moments}
+        scaler = {
+            name.removeprefix("scaler/"): value
+            for name, value in numbers.items()
+            if name.startswith("scaler/")
+        }
+        if scaler:  # none in a state that was saved elsewhere, without float16
+            self.scaler.load_state_dict(scaler)
         self.step = int(numbers["step"])
         self.tally.sums.copy_(tensors["tally/sums"])
         self.tally.failed.copy_(tensors["tally/failed"])
@@ -347,7 +371,7 @@ class Trainer:
         backends: Any = torch.backends
         matmul, conv = backends.cuda.matmul, backends.cudnn.conv
         before = matmul.fp32_precision, conv.fp32_precision
-        wanted = "tf32" if self.settings.precision == "tf32" else "ieee"
+        wanted = "tf32" if PRECISIONS[self.settings.precision].tf32 else "ieee"
         try:
             matmul.fp32_precision, conv.fp32_precision = wanted, wanted
             with self._stream():

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import acert.bounds.rules  # noqa: F401  fills the rule table
 from acert.bounds.interval import Interval, refuse
 from acert.bounds.linear_bound import Step
+from acert.bounds.rules.affine import normalization
 from acert.bounds.rules.arithmetic import Operand
 from acert.bounds.table import RULES, Function
 
@@ -195,15 +195,12 @@ def _batch_norm(
     assert taken is not None  # the forward pass has seen to it
     mean, variance = taken
     assert mean is not None and variance is not None
-    mean, variance = mean.to(step.A.dtype), variance.to(step.A.dtype)
-    inverse = (variance + eps).rsqrt()
-    factor = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
-    shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
+    mean, inverse, factor, shift = normalization(
+        mean, variance, weight, bias, eps=eps, dtype=step.A.dtype, ndim=input.ndim
+    )
     # A network may multiply in any order.
     largest = ((1 + mean.abs()) * (1 + inverse) * (1 + factor.abs())).amax()
-    mean, scale, shift = (
-        value.reshape(-1, *[1] * (input.ndim - 2)) for value in (mean, inverse * factor, shift)
-    )
+    scale = inverse * factor
     step.scale(
         input, scale, shift - mean * scale, largest=largest,
         # Parts that cancel in the shift do not cancel in its error.

@@ -147,6 +147,8 @@ def upper_differences(output: Interval, labels: Tensor) -> Tensor:
     spread = (weight - weight[labels].unsqueeze(1)).abs()  # |W_i - W_y|, (batch, classes, inputs)
     reach = (spread @ radius.unsqueeze(2)).squeeze(2)
     logits = output.center
+    if logits.dtype != center.dtype:  # under autocast: the last layer is worth its full precision
+        logits = F.linear(center, weight, output.affine.bias)
     difference = logits - logits.gather(1, labels.unsqueeze(1))
     if output.rounding is not None:
         reach = _safe_reach(output, output.affine, reach, labels)

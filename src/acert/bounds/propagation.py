@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 import acert.bounds.rules  # noqa: F401  fills the rule table
 from acert.bounds.checks import check_finite_float, check_model
 from acert.bounds.interval import BatchStatistics, BoundPass, Interval, intervals_in
+from acert.bounds.rounding import HALVES
 from acert.errors import InvalidInput, UnsupportedOperation
 
 __all__ = ["Statistics", "clean_pass", "evaluation_logits", "interval_bounds", "propagate"]
@@ -123,7 +124,9 @@ class _Recorder(TorchFunctionMode):
         if func is F.batch_norm and _training(*args, **kwargs):
             input = args[0] if args else kwargs["input"]
             dims = [dim for dim in range(input.ndim) if dim != 1]
-            variance, mean = torch.var_mean(input, dims, correction=0)
+            # Half precision would round the statistics themselves.
+            wide = input.float() if input.dtype in HALVES else input
+            variance, mean = torch.var_mean(wide, dims, correction=0)
             self.statistics.append(BatchStatistics(mean, variance))
         return func(*args, **kwargs)
 

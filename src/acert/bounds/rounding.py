@@ -15,7 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["FLOAT32", "OWN_UNIT", "REAL", "ROUNDINGS", "Rounding"]
+__all__ = ["FLOAT32", "HALVES", "OWN_UNIT", "REAL", "ROUNDINGS", "Rounding"]
+
+# What autocast may compute products in; everything else of a pass stays in float32.
+HALVES = (torch.float16, torch.bfloat16)
 
 OWN_UNIT = 2.0**-53  # unit roundoff of float64, in which every safe bound is computed
 _SPARE = 16

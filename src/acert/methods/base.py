@@ -13,6 +13,7 @@ from acert.bounds.bound_pass import BoundPass
 from acert.bounds.checks import Domain
 from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
 from acert.errors import InvalidInput
+from acert.precision import products_in
 
 __all__ = ["Method", "Step"]
 
@@ -37,13 +38,19 @@ class Step:
     domain: Domain
     elide: bool
     observe: bool
+    # Names, because torch.compile takes no other objects as defaults.
+    root_format: str = "float32"
+    gradient_format: str = "float32"
     output: Interval | None = None
 
     def bounds(self, images: Tensor, radius: Tensor, *, record: bool = False) -> Interval:
         """Output bounds with the clean pass's statistics; kept for the regularisers."""
         observed = BoundPass(statistics=self.statistics, record=record, observe=self.observe)
-        radius = radius.clamp(min=self.least_radius)
-        self.output = propagate(self.model, box(images, radius, self.domain).within(observed))
+        start = box(images, radius.clamp(min=self.least_radius), self.domain).within(observed)
+        # CROWN walks back through the record in float32.
+        form = "float32" if record else self.gradient_format
+        with products_in(form, images.device):
+            self.output = propagate(self.model, start)
         return self.output
 
     def worst_case(self, output: Interval) -> Tensor:
@@ -55,9 +62,11 @@ class Step:
     def margin(self, radius: Tensor) -> Tensor:
         """The certified margin at each sample's radius (Eq. 3), without gradient."""
         with torch.no_grad():
-            images = box(self.images, radius, self.domain)
-            images.within(BoundPass(statistics=self.statistics))
-            return margin(self.worst_case(propagate(self.model, images)), self.labels)
+            start = box(self.images, radius, self.domain)
+            start.within(BoundPass(statistics=self.statistics))
+            with products_in(self.root_format, self.images.device):
+                output = propagate(self.model, start)
+            return margin(self.worst_case(output), self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from acert.bounds.interval import Affine, Interval, copied, refuse
-from acert.bounds.rounding import largest_magnitude, own_gamma
+from acert.bounds.rounding import HALVES, largest_magnitude, own_gamma
 from acert.bounds.table import rule
 
 Map = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -85,9 +85,13 @@ def _convolution(function: Callable[..., Tensor], spatial: int, *, transposed: b
         groups = args[3] if len(args) > 3 else kwargs.get("groups", 1)
         channels = weight.shape[0] // groups if transposed else weight.shape[1]
         batched = input.ndim == spatial + 2
+        # cuDNN is off where rounding counts, and PyTorch then takes the samples one by one.
+        slow = weight.is_cuda and not torch.backends.cudnn.enabled
+        plain = spatial == 2 and not transposed and groups == 1 and batched
+        operate = convolution_by_matmul if slow and plain else function
         output, _ = affine(
             input,
-            lambda x, w, b: function(x, w, b, *args, **kwargs),
+            lambda x, w, b: operate(x, w, b, *args, **kwargs),
             weight,
             bias,
             summands=channels * math.prod(weight.shape[2:]),
@@ -96,6 +100,32 @@ def _convolution(function: Callable[..., Tensor], spatial: int, *, transposed: b
         return output
 
     return convolution
+
+
+def convolution_by_matmul(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """`torch.conv2d` of one group as one matrix product: sums of products in any precision."""
+    (height, width), (down, right) = _sizes(stride, 2), _sizes(dilation, 2)
+    span = down * (weight.shape[2] - 1), right * (weight.shape[3] - 1)
+    if isinstance(padding, str):  # "same" puts the odd row and column at the end
+        halves = [size // 2 if padding == "same" else 0 for size in span]
+        rests = [size - size // 2 if padding == "same" else 0 for size in span]
+    else:
+        halves = rests = list(_sizes(padding, 2))
+    input = F.pad(input, (halves[1], rests[1], halves[0], rests[0]))
+    patches = F.unfold(input, weight.shape[2:], dilation=(down, right), stride=(height, width))
+    output = torch.matmul(weight.flatten(1), patches)
+    if bias is not None:
+        output = output + bias.unsqueeze(1)
+    rows = (input.shape[2] - span[0] - 1) // height + 1
+    return output.unflatten(2, (rows, -1))
 
 
 for _spatial, _forward, _transposed in (
@@ -190,6 +220,25 @@ rule(torch.sum, torch.Tensor.sum, ulps=None)(_reduction(torch.sum))
 rule(torch.mean, torch.Tensor.mean, ulps=None)(_reduction(torch.mean))
 
 
+def normalization(
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    dtype: torch.dtype,
+    ndim: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean, 1 / deviation, factor and shift of a batch norm, shaped for inputs of `ndim` axes."""
+    mean = mean.to(dtype)
+    inverse = (variance.to(dtype) + eps).rsqrt()
+    factor = torch.ones_like(mean) if weight is None else weight.to(dtype)
+    shift = torch.zeros_like(mean) if bias is None else bias.to(dtype)
+    shape = (-1, *[1] * (ndim - 2))
+    return mean.reshape(shape), inverse.reshape(shape), factor.reshape(shape), shift.reshape(shape)
+
+
 @rule(F.batch_norm, ulps=None)
 def batch_norm(
     input: Interval,
@@ -214,13 +263,11 @@ def batch_norm(
         assert running_mean is not None and running_var is not None
         mean, variance = running_mean, running_var
     center, radius = input.as_ball()
-    mean, variance = mean.to(center.dtype), variance.to(center.dtype)
-    factor = torch.ones_like(mean) if weight is None else weight.to(center.dtype)
-    shift = torch.zeros_like(mean) if bias is None else bias.to(center.dtype)
-    mean, variance, factor, shift = (
-        value.reshape(-1, *[1] * (input.ndim - 2)) for value in (mean, variance, factor, shift)
+    # Products in half precision (autocast) leave the rest in float32.
+    dtype = torch.float32 if center.dtype in HALVES else center.dtype
+    mean, inverse, factor, shift = normalization(
+        mean, variance, weight, bias, eps=eps, dtype=dtype, ndim=input.ndim
     )
-    inverse = (variance + eps).rsqrt()
     scale = inverse * factor
     output = (center - mean) * scale + shift
     reach = center.abs() + radius + mean.abs()
@@ -233,6 +280,7 @@ def batch_norm(
         # A network may multiply in any order, and each product may overflow or be flushed.
         product = (1 + reach) * (1 + inverse) * (1 + factor.abs())
         radius = radius + rounding.underflow(8, 0.0, product)
-        usable = (product <= rounding.largest) & (variance + eps >= rounding.tiny / rounding.unit)
+        smallest = (variance.to(dtype) + eps).reshape(mean.shape)
+        usable = (product <= rounding.largest) & (smallest >= rounding.tiny / rounding.unit)
         radius = torch.where(usable, radius, math.nan)
     return Interval.ball(output, radius)

@@ -1,0 +1,57 @@
+"""Number formats of a training step, part by part, under one name.
+
+Weights, their folded batch norm, the optimiser and every element-wise operation are float32
+throughout; the formats are those of convolutions and matrix products. Certificates never use
+them. What each costs in quality is measured in docs/performance.md.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["FLOAT32", "PRECISIONS", "Precision", "products_in"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Formats of the clean pass, of root finding and of the bound pass with its gradient.
+
+    "tf32" and "float16" both keep 10 bits behind the leading one; "float16" needs half the
+    memory and time, and a gradient that is scaled into its range. "bfloat16" keeps 7.
+    """
+
+    clean: str = "float32"
+    root: str = "float32"
+    gradient: str = "float32"
+
+    @property
+    def tf32(self) -> bool:
+        """Whether what is left in float32 may be computed in TF32."""
+        return self != FLOAT32
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Whether gradients pass through float16, whose smallest numbers are not small enough."""
+        return "float16" in (self.clean, self.gradient)
+
+
+FLOAT32 = Precision()
+PRECISIONS = {
+    "float32": FLOAT32,
+    "tf32": Precision(clean="tf32", root="tf32", gradient="tf32"),
+    "tf32-float16-roots": Precision(clean="tf32", root="float16", gradient="tf32"),
+    "float16": Precision(clean="float16", root="float16", gradient="float16"),
+    "bfloat16": Precision(clean="bfloat16", root="bfloat16", gradient="bfloat16"),
+}
+_HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def products_in(form: str, device: torch.device) -> AbstractContextManager[object]:
+    """Computes products in a half-precision format; TF32 is switched for the step as a whole."""
+    if form not in _HALVES:
+        return nullcontext()
+    # The cache would keep a half-precision copy of a weight that the captured step has changed.
+    return torch.autocast(device.type, dtype=_HALVES[form], cache_enabled=False)

@@ -1,0 +1,131 @@
+"""The compiled and captured step on a CUDA device: the eager step's figures, and repeatable."""
+
+import copy
+
+import pytest
+import torch
+
+import acert
+from acert.data import Augmentation, Split
+from acert.methods import METHODS
+from acert.schedules import SmoothRadius
+from acert.training import Settings, Trainer
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore"),  # of the compiler's own making
+]
+
+SHAPE, CLASSES, BATCH = (3, 16, 16), 10, 32
+
+
+def loop(method="acert", *, captured=True, count=5 * BATCH + 7, **changes):
+    """A trainer in the middle of its warm-up; the last batch of an epoch is smaller."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    images = torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8)
+    split = Split(images.to(device), (torch.arange(count) % CLASSES).to(device))
+    model = acert.models.ibp_init_(acert.models.cnn7(SHAPE, CLASSES, width=8)).to(device)
+    standard = {
+        "method": METHODS[method](),
+        "max_radius": 8 / 255,
+        "epochs": 20,
+        "batch_size": BATCH,
+        "radius_schedule": SmoothRadius(start_epoch=2, length=4),
+        "augmentation": Augmentation(padding=2, flip=True),
+    }
+    trainer = Trainer(model, split, Settings(**(standard | changes)))
+    trainer.step = 3 * trainer.steps_per_epoch
+    if not captured:
+        trainer.captured = None
+    return trainer
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_captured_steps_are_the_eager_ones(method):
+    trainers = [loop(method), loop(method, captured=False)]
+    rows = [[trainer.run_epoch() for _ in range(3)] for trainer in trainers]
+    assert trainers[0].captured, "nothing was captured"
+    for one, other in zip(*rows, strict=True):
+        for term in ("loss", "standard", "robust", "regularization"):
+            assert one[term] == pytest.approx(other[term], rel=2e-3, abs=1e-4), term
+    for one, other in zip(*(trainer.model.buffers() for trainer in trainers), strict=True):
+        assert torch.allclose(one.float(), other.float(), rtol=0.02, atol=1e-3)
+
+
+def test_a_run_can_be_repeated():
+    """Deterministic algorithms on: the same loss to 1e-3 over 100 steps."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        losses = []
+        for _ in range(2):
+            trainer = loop(count=100 * BATCH, precision="tf32")
+            trainer.model.train()
+            with trainer.arithmetic():
+                batches = list(trainer.batches(4))
+                assert len(batches) == 100
+                losses.append([trainer._step(batch)[0].item() for batch in batches])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-3
+
+
+def test_float16_stays_close_to_float32():
+    exact, half = (
+        [row["loss"] for row in [trainer.run_epoch() for _ in range(3)]]
+        for trainer in (loop(captured=False), loop(precision="float16"))
+    )
+    assert half == pytest.approx(exact, rel=0.02)
+
+
+def test_a_step_that_cannot_be_compiled_runs_eagerly_and_says_so(capsys):
+    class Peeking(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            if isinstance(x, torch.Tensor) and float(x.detach().sum()) < 0:  # a host's business
+                raise AssertionError
+            return self.inner(x)
+
+    reference = loop(captured=False)
+    trainer = loop()
+    trainer.model = Peeking(copy.deepcopy(reference.model)).cuda()
+    trainer = Trainer(trainer.model, trainer.train, trainer.settings)
+    trainer.step = reference.step
+    row = trainer.run_epoch()
+    assert "could not be compiled and runs eagerly" in capsys.readouterr().err
+    assert row["loss"] == pytest.approx(reference.run_epoch()["loss"], rel=1e-3)
+
+
+def test_a_state_goes_from_device_to_device():
+    trainer = loop(precision="float16")
+    trainer.run_epoch()
+    tensors, numbers = trainer.state()
+    other = loop(precision="float16")
+    other.restore({name: value.cpu() for name, value in tensors.items()}, numbers)
+    assert other.scaler.state_dict() == trainer.scaler.state_dict()
+    assert other.run_epoch()["loss"] == pytest.approx(trainer.run_epoch()["loss"], rel=1e-3)
+
+
+def test_certificates_of_the_device_hold_on_the_host():
+    """TF32 guesses and matrix products on the device prove what float64 on a CPU proves."""
+    trainer = loop("fastibp")
+    for _ in range(8):
+        trainer.run_epoch()
+    model = trainer.model.eval()
+    images, labels = trainer.train.images[:64].float() / 255, trainer.train.labels[:64]
+    for arithmetic in ("real", "float32"):
+        there = acert.certified_radius(
+            model, images, labels, max_radius=0.03, arithmetic=arithmetic
+        )
+        here = acert.certified_radius(
+            copy.deepcopy(model).cpu(), images.cpu(), labels.cpu(),
+            max_radius=0.03, arithmetic=arithmetic,
+        )  # fmt: skip
+        assert torch.equal(there.status.cpu(), here.status)
+        assert (here.value > 0).any()
+        assert torch.allclose(there.value.cpu(), here.value, rtol=3e-5, atol=1e-9)

@@ -1,0 +1,86 @@
+"""Number formats of a training step: how far each may be from float32."""
+
+import pytest
+import torch
+from tests.test_training import same, trainer, weights
+
+import acert
+from acert.losses import Objective, Scalars
+from acert.methods import METHODS
+from acert.precision import FLOAT32, PRECISIONS, Precision, products_in
+
+RATE, CAP, PROGRESS, KAPPA, ROBUST, WEIGHT = 1e-3, 4 / 255, 0.5, 0.2, 0.8, 0.3
+
+
+def terms_and_gradient(method, precision, *, regularize):
+    torch.manual_seed(0)
+    model = acert.models.ibp_init_(acert.models.cnn7((3, 8, 8), 10, width=8)).train()
+    images, labels = torch.rand(32, 3, 8, 8), torch.randint(0, 10, (32,))
+    # Some certified training: the gradient of an untrained network is mostly noise.
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    scalars = torch.tensor([RATE, CAP, PROGRESS, KAPPA, ROBUST, WEIGHT])
+    warm_up = Objective(method=METHODS["fastibp"]())
+    for step in range(40):
+        optimizer.zero_grad()
+        scalars[Scalars.CAP] = CAP * step / 40
+        warm_up(model, images, labels, images, scalars, regularize=True)[0].backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    optimizer.zero_grad()
+    objective = Objective(method=METHODS[method](), precision=precision)
+    terms = objective(model, images, labels, images, scalars, regularize=regularize)
+    terms[0].backward()
+    return terms.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("regularize", [False, True])
+@pytest.mark.parametrize("method", ["standard", "fastibp", "crown-ibp", "sabr", "acert"])
+def test_float16_is_closer_than_bfloat16(method, regularize):
+    exact, gradient = terms_and_gradient(method, FLOAT32, regularize=regularize)
+    errors = {}
+    for name in ("float16", "bfloat16"):
+        terms, found = terms_and_gradient(method, PRECISIONS[name], regularize=regularize)
+        assert terms.dtype == found.dtype == torch.float32
+        assert terms.isfinite().all()
+        errors[name] = (
+            ((terms - exact).abs() / (1e-3 + exact.abs()))[:4].max().item(),
+            ((found - gradient).norm() / gradient.norm()).item(),
+        )
+    assert 0 < errors["float16"][0] < 1e-3
+    assert 0 < errors["float16"][1] < 0.02
+    assert errors["float16"][0] < errors["bfloat16"][0] / 4
+    assert errors["float16"][1] < errors["bfloat16"][1] / 1.5
+
+
+def test_roots_alone_leave_the_other_parts_untouched():
+    roots = Precision(root="float16")
+    for method in ("fastibp", "standard"):
+        exact, gradient = terms_and_gradient(method, FLOAT32, regularize=False)
+        terms, found = terms_and_gradient(method, roots, regularize=False)
+        assert torch.equal(terms, exact)
+        assert torch.equal(found, gradient)
+
+
+def test_only_products_change_their_format():
+    a = torch.rand(4, 4)
+    with products_in("float16", a.device):
+        assert (a @ a).dtype == torch.float16
+        assert (a + a).dtype == torch.float32
+    for form in ("float32", "tf32"):
+        with products_in(form, a.device):
+            assert (a @ a).dtype == torch.float32
+
+
+def test_policies():
+    assert [name for name, value in PRECISIONS.items() if value.scales_gradients] == ["float16"]
+    assert [name for name, value in PRECISIONS.items() if not value.tf32] == ["float32"]
+
+
+def test_a_cpu_computes_in_float32_whatever_the_policy():
+    found = []
+    for precision in ("float32", "float16"):
+        loop = trainer(precision=precision)
+        loop.run_epoch()
+        assert not loop.scaler.is_enabled()
+        found.append(weights(loop.model))
+    assert same(*found)
