@@ -319,7 +319,10 @@ def test_own_weights(call):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trian"], "the verb must be one of train, certify; got 'trian'; did you mean 'train'?"),
+        (
+            ["trian"],
+            "the verb must be one of train, certify, sweep, report, reproduce; got 'trian'",
+        ),
         (["train", "--kapa", "0.1"], "unknown argument '--kapa'; did you mean '--kappa'?"),
         (["train", "--max-radus=1"], "'--max-radus'; did you mean '--max-radius'?"),
         (["train", "digits"], "unknown argument 'digits'"),

@@ -1,18 +1,57 @@
-"""README's tables come from the records under results/; a stale one fails here."""
+"""README's and docs' tables and pictures come from the records; a stale one fails here."""
 
-from benchmarks import readme
+import shutil
 
+import numpy as np
+from benchmarks import digits_tradeoff, readme
 
-def test_tables_are_those_of_the_records():
-    text = (readme.ROOT / "README.md").read_text(encoding="utf-8")
-    assert "<!-- results:begin -->" in text
-    assert "<!-- speed:begin -->" in text
-    assert readme.filled(text) == text, "run `python benchmarks/readme.py`"
+from acert.experiments.drawings import stamp
 
 
-def test_a_changed_figure_is_noticed():
-    text = (readme.ROOT / "README.md").read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.startswith("| [mnist, Acert")]
-    assert len(rows) == 1
-    stale = text.replace(rows[0], rows[0].replace("9", "8"))
-    assert readme.filled(stale) != stale
+def test_tables_and_pictures_are_those_of_the_records():
+    text = readme.README.read_text(encoding="utf-8")
+    for name in ("picture", "results", "speed"):
+        assert f"<!-- {name}:begin -->" in text
+    assert readme.stale() == [], "run `python benchmarks/readme.py`"
+
+
+def test_a_changed_figure_is_noticed(tmp_path, monkeypatch):
+    text = readme.README.read_text(encoding="utf-8")
+    (row,) = [line for line in text.splitlines() if line.startswith("| [MNIST, ACERT, 0]")]
+    copy = tmp_path / "README.md"
+    copy.write_text(text.replace(row, row.replace("9", "8")), encoding="utf-8")
+    monkeypatch.setattr(readme, "README", copy)
+    made = readme.pages(readme.known_rows())[copy]
+    assert made != copy.read_text(encoding="utf-8")
+    assert made == text
+
+
+def test_a_changed_picture_is_noticed(tmp_path, monkeypatch):
+    picture = tmp_path / "digits.png"
+    shutil.copyfile(digits_tradeoff.PICTURE, picture)
+    monkeypatch.setattr(digits_tradeoff, "PICTURE", picture)
+    monkeypatch.setattr(readme, "ROOT", tmp_path.parent)
+    known = readme.known_rows()
+    numbers = readme.pictures(known)[picture]
+    monkeypatch.setattr(readme, "pages", lambda known: {})
+    monkeypatch.setattr(readme, "pictures", lambda known: {picture: numbers})
+    assert readme.stale() == []
+    stamp(picture, {"acert, 0": [[0.5, 0.5]]})
+    assert readme.stale() == [str(picture.relative_to(tmp_path.parent))]
+    picture.unlink()
+    assert len(readme.stale()) == 1
+
+
+def test_the_digits_record_shows_what_the_runs_showed(tmp_path):
+    """Rows of one method and kappa together, their radii as certified."""
+    points = digits_tradeoff.points()
+    assert [(point.method, point.kappa) for point in points] == [
+        (method, kappa) for method in ("acert", "fastibp") for kappa in (0.0, 0.5, 0.9)
+    ]
+    for point in points:
+        assert len(point.certificates) == 3
+        for found in point.certificates:
+            assert len(found) == 359
+            assert (found.radius[found.status == 1] == found.max_radius).all()
+            assert (found.radius[~found.correct] == 0).all()
+            assert np.isfinite(found.radius).all()

@@ -370,11 +370,14 @@ class Trainer:
         """TF32 on CUDA where the settings say so; the caller's choice comes back afterwards."""
         backends: Any = torch.backends
         matmul, conv = backends.cuda.matmul, backends.cudnn.conv
-        before = matmul.fp32_precision, conv.fp32_precision
+        cudnn = backends.cudnn
+        before = matmul.fp32_precision, conv.fp32_precision, cudnn.benchmark
         wanted = "tf32" if PRECISIONS[self.settings.precision].tf32 else "ieee"
         try:
             matmul.fp32_precision, conv.fp32_precision = wanted, wanted
+            # Shapes never change, so the fastest convolutions are worth trying out once.
+            cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
             with self._stream():
                 yield
         finally:
-            matmul.fp32_precision, conv.fp32_precision = before
+            matmul.fp32_precision, conv.fp32_precision, cudnn.benchmark = before

@@ -6,7 +6,7 @@ import argparse
 from types import ModuleType
 
 import acert
-from acert.cli import certify, train
+from acert.cli import certify, report, reproduce, sweep, train
 from acert.cli.flags import Parser
 from acert.errors import InvalidInput
 from acert.experiments.override import nearest
@@ -14,7 +14,13 @@ from acert.experiments.override import nearest
 __all__ = ["parsed", "verbs"]
 
 # In the order of --help. Each has `add(verbs)`, which returns its parser.
-_VERBS: dict[str, ModuleType] = {"train": train, "certify": certify}
+_VERBS: dict[str, ModuleType] = {
+    "train": train,
+    "certify": certify,
+    "sweep": sweep,
+    "report": report,
+    "reproduce": reproduce,
+}
 
 
 def parsed(words: list[str]) -> argparse.Namespace:

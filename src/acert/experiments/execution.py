@@ -183,11 +183,11 @@ class Execution:
         facts = numbers | {"rows": len(self.rows), "elapsed": self.seconds, "pending": self.pending}
         # Before the copy: never more than one of them in memory.
         self.writer.wait()
-        arrays = {name: array.copy() for name, array in to_arrays(tensors).items()}
+        copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
         step = self.trainer.step
 
         def write() -> None:
-            records.write_state(folder, arrays, facts)
+            records.write_state(folder, to_arrays(copies), facts)
             self.saved_step = step
 
         self.saved = time.monotonic()

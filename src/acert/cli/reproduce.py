@@ -1,0 +1,157 @@
+"""`acert reproduce`: the paper's tables and figures, row by row."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from acert.cli.flags import Parser, add_place, add_verb, chosen_device
+from acert.errors import InvalidInput
+from acert.experiments.budget import duration
+from acert.experiments.drawings import render
+from acert.experiments.paper import find, selected
+from acert.experiments.publication import read_records
+from acert.experiments.reproduction import Job, jobs, reproduce
+from acert.experiments.row import Row
+from acert.experiments.standing import Standing, standing
+
+__all__ = ["add"]
+
+_EXAMPLES = """examples:
+  acert reproduce --list                        every row: done, missing or needs data
+  acert reproduce --list table1 -v              with the commands that make them
+  acert reproduce cifar10 --budget 25m --data-dir ~/data --out runs   the worthiest that fit
+  acert reproduce --rows table1/mnist/acert-k0 --data-dir ~/data --out runs
+  acert reproduce --print table1/mnist/acert-k0
+  acert reproduce --render --out docs           tables and figures from the records
+"""
+
+
+def add(verbs: Any) -> Parser:
+    """The verb's flags."""
+    parser = add_verb(
+        verbs, "reproduce", _reproduce, summary="make the paper's tables and figures",
+        examples=_EXAMPLES,
+        description="Run the rows of the paper's tables and figures that have no record yet, "
+        "worthiest first, and show ours beside the paper's.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("which", nargs="*", metavar="WHICH", help="tables, figures or data sets (default: all)")
+    add("--list", action="store_true", help="print how each row stands and stop")
+    add("-v", "--verbose", action="store_true", help="with --list: the commands of each row too")
+    add("--print", metavar="ROW", help="print the commands that make a row and stop")
+    add("--render", action="store_true", help="write tables and figures from the records and stop")
+    add("--rows", help="these rows alone, by their ids, between commas")
+    add("--seeds", help="these seeds, between commas (default: those of each row)")
+    add("--epochs", type=int, help="fewer than the recipe's, schedules in proportion; counts as "
+        "done for TinyImageNet alone")  # fmt: skip
+    add("--budget", type=_duration, help="time to keep to, such as 90s, 25m or 2h")
+    add("--results", type=Path, default=Path("results"), help="records (default: results)")
+    add("--out", type=Path, help="run folders (default: runs); with --render, the page and its "
+        "figures (default: docs)")  # fmt: skip
+    add_place(parser)
+    return parser
+
+
+def _duration(text: str) -> float:
+    # argparse shows the words of this error alone.
+    try:
+        return duration(text)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    if options.print is not None:
+        _print_commands(find(options.print), options)
+        return 0
+    rows = selected(options.which)
+    if options.rows is not None:
+        asked = [find(name.strip()) for name in options.rows.split(",")]
+        rows = [row for row in asked if row in rows]
+    if options.list:
+        _list(rows, options)
+        return 0
+    if options.render:
+        _render(options.results, options.out or Path("docs"))
+        return 0
+    return _run(rows, options)
+
+
+def _run(rows: list[Row], options: argparse.Namespace) -> int:
+    device, out = chosen_device(options.device), options.out or Path("runs")
+    if options.epochs is not None and options.epochs < 1:
+        raise InvalidInput(f"`--epochs` must be at least 1; got {options.epochs}")
+    found, complaints = read_records(options.results)
+    for complaint in complaints:
+        print(f"skipped: {complaint}")
+    wanted = jobs(rows, found, seeds=_seeds(options.seeds), epochs=options.epochs)
+    if not wanted:
+        print("nothing is missing")
+        return 0
+    outcome = reproduce(
+        wanted, results=options.results, out=out, data_dir=options.data_dir, device=device,
+        budget=options.budget, say=_say,
+    )  # fmt: skip
+    _render(options.results, out)
+    for line in outcome.failed:
+        print(f"failed: {line}")
+    if outcome.left:
+        print(f"left for another call: {', '.join(outcome.left)}")
+    return 1 if outcome.failed else 0
+
+
+def _say(line: str) -> None:
+    # At once: a run takes minutes, and the output may be a pipe.
+    print(line, flush=True)
+
+
+def _render(results: Path, out: Path) -> None:
+    written, notes = render(results, out)
+    for note in notes:
+        print(note)
+    print(f"wrote {written[0]}" + (f" and {len(written) - 1} pictures" if written[1:] else ""))
+
+
+def _list(rows: list[Row], options: argparse.Namespace) -> None:
+    found, complaints = read_records(options.results)
+    for complaint in complaints:
+        print(f"skipped: {complaint}")
+    width = max(len(row.id) for row in rows)
+    print(f"{'row':<{width}}  {'state':<10}  {'n':>3}  {'ART paper':>9}  {'ours':>6}")
+    for row in rows:
+        print(_line(standing(row, found, options.data_dir), width))
+        if options.verbose:
+            _print_commands(row, options)
+
+
+def _line(one: Standing, width: int) -> str:
+    published = one.row.published.art
+    arts = [record.certificates.art for record in one.records]
+    seeds = f"{len(one.row.seeds) - len(one.missing)}/{len(one.row.seeds)}"
+    paper = "-" if published is None else f"{published:.2f}"
+    ours = f"{100 * sum(arts) / len(arts):.2f}" if arts else "-"
+    return f"{one.row.id:<{width}}  {one.state:<10}  {seeds:>3}  {paper:>9}  {ours:>6}"
+
+
+def _print_commands(row: Row, options: argparse.Namespace) -> None:
+    for seed in _seeds(options.seeds) or row.seeds:
+        short = None if options.epochs == row.training.recipe_epochs else options.epochs
+        job = Job(row=row, seed=seed, epochs=short)
+        train, certify = job.commands(options.out or Path("runs"))
+        place = "DATA" if options.data_dir is None else str(options.data_dir)
+        words = [[place if word == "DATA" else word for word in part] for part in (train, certify)]
+        print(f"{shlex.join(words[0])} && {shlex.join(words[1])}")
+
+
+def _seeds(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidInput(
+            f"`--seeds` must be whole numbers between commas; got {text!r}"
+        ) from None

@@ -1,0 +1,158 @@
+"""What the paper's text and captions claim, beside what the records say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from acert import metrics
+from acert.experiments.standing import Standing
+
+__all__ = ["DATASETS", "Standings", "average", "claims", "root_step_shares", "trade_off_rows"]
+
+Standings = Mapping[str, Standing]
+
+DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "tinyimagenet": "TinyImageNet"}
+_DASH = "-"
+# Sections 4.1 and 4.2.2.
+_ACCURACY, _PAPER_ACR = 75.0, (18.0, 9.0)
+_PAPER_STEP_RATIO = 3.3
+
+
+def claims(known: Standings) -> str:
+    """The claims as a Markdown table; a dash where records are missing."""
+    lines = ["| claim | paper | ours |", "| --- | --- | --- |"]
+    reached = [_acr_at(known, method) for method in ("ACERT", "FastIBP")]
+    lines.append(
+        f"| ACR at {_ACCURACY:g} % accuracy on CIFAR-10, ACERT and FastIBP (Figure 1) | "
+        + " | ".join(
+            " and ".join(cells)
+            for cells in (
+                [f"{value:g}" for value in _PAPER_ACR],
+                [_DASH if value is None else f"{value:.1f}" for value in reached],
+            )
+        )
+        + " |"
+    )
+    steps = [known.get(f"table6/cifar10/{key}") for key in ("acert-steps2", "fastibp-k0")]
+    times = [
+        None if one is None else average([record.step_seconds for record in one.records])
+        for one in steps
+    ]
+    ratio = times[0] / times[1] if times[0] is not None and times[1] else None
+    lines.append(
+        f"| a step with 2 root steps, in units of FastIBP's (Figure 2) | {_PAPER_STEP_RATIO:g} | "
+        f"{_DASH if ratio is None else f'{ratio:.2f}'} |"
+    )
+    for dataset in ("cifar10", "mnist"):
+        crossing = _crossing(known, dataset)
+        lines.append(
+            f"| certified accuracy on {DATASETS[dataset]} at kappa 0: ACERT above FastIBP at small "
+            "radii, below it at the largest (Appendix C) | above, then below | "
+            f"{_DASH if crossing is None else crossing} |"
+        )
+    return "\n".join(lines)
+
+
+def trade_off_rows(known: Standings, dataset: str = "cifar10") -> list[Standing]:
+    """The rows whose runs are the points of Figure 1, each run once."""
+    plain = [
+        one
+        for one in known.values()
+        if one.row.dataset == dataset
+        and one.row.part in ("table1", "figure1")
+        and one.row.training.method in ("acert", "fastibp", "standard")
+        and not one.row.training.changes
+    ]
+    return sorted(plain, key=lambda one: (one.row.training.method, one.row.kappa))
+
+
+def _acr_at(known: Standings, label: str) -> float | None:
+    """ACR at an accuracy, on the straight line between the two runs around it."""
+    points = sorted(
+        (
+            float(np.mean([100 * record.certificates.accuracy for record in one.records])),
+            float(np.mean([100 * record.certificates.acr for record in one.records])),
+        )
+        for one in trade_off_rows(known)
+        if one.row.label == label and one.records
+    )
+    if not points or not points[0][0] <= _ACCURACY <= points[-1][0]:
+        return None
+    accuracy, acr = zip(*points, strict=True)
+    return float(np.interp(_ACCURACY, accuracy, acr))
+
+
+def _crossing(known: Standings, dataset: str) -> str | None:
+    """Where the mean curve of ACERT falls below that of FastIBP, in words."""
+    curves = []
+    for key in ("acert-k0", "fastibp-k0"):
+        one = known.get(f"figure3/{dataset}/{key}")
+        if one is None or not one.records:
+            return None
+        largest = one.row.training.max_radius
+        curves.append(
+            np.mean(
+                [
+                    metrics.certified_accuracy_curve(
+                        record.certificates.radius, record.certificates.correct,
+                        max_radius=largest, points=257,
+                    ).accuracy
+                    for record in one.records
+                ],
+                axis=0,
+            )
+        )  # fmt: skip
+    ahead = curves[0] >= curves[1]
+    if ahead.all():
+        return "above throughout"
+    if not ahead[0]:
+        return "below already at 0"
+    first = int(np.argmin(ahead))
+    share = 100 * first / (len(ahead) - 1)
+    after = "below" if (curves[0] <= curves[1])[first:].all() else "mostly below"
+    return f"above up to {share:.0f} % of eps_max, then {after}"
+
+
+def root_step_shares(known: Standings) -> str:
+    """Shares of training images by the steps that their radii take."""
+    counted = [
+        (record, record.root_steps)
+        for key in ("table1/cifar10/acert-k0", "table1/mnist/acert-k0")
+        for record in (known[key].records[:1] if key in known else ())
+        if record.root_steps is not None
+    ]
+    if not counted:
+        return "No record has counted its root steps yet."
+    lines = [
+        "| run | images with a root | steps to a point within tolerance: mean; share up to 2, 3, "
+        "4, 6, 8 | to a proven bracket |",
+        "| --- | --- | --- | --- |",
+    ]
+    for record, found in counted:
+        cells = [_shares(found.arrived), _shares(found.proven)]
+        roots = sum(count for _, count in found.proven)
+        lines.append(
+            f"| [{record.folder.name}](RECORDS/{record.folder.name}) | {roots} of {found.samples} "
+            f"| {' | '.join(cells)} |"
+        )
+    return "\n".join(lines)
+
+
+def _shares(counts: Sequence[tuple[int, int]]) -> str:
+    total = sum(count for _, count in counts)
+    if not total:
+        return _DASH
+    mean = sum(steps * count for steps, count in counts) / total
+    shares = [
+        100 * sum(count for steps, count in counts if steps <= limit) / total
+        for limit in (2, 3, 4, 6, 8)
+    ]
+    return f"{mean:.1f}; " + ", ".join(f"{share:.0f} %" for share in shares)
+
+
+def average(values: Sequence[float | None]) -> float | None:
+    """Mean of the values that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

@@ -1,0 +1,161 @@
+"""One experiment from its config to its certificates: trained, resumed, certified, or only read."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import nn
+
+from acert import data, records
+from acert.bounds.margin import check_bounds
+from acert.errors import InvalidInput, RunError
+from acert.evaluation import Certificates, certify
+from acert.experiments.execution import Stop
+from acert.experiments.experiment import Experiment, to_config
+from acert.experiments.progress import Progress, display
+from acert.experiments.run import Factory, record_certification, refuse_other, train_run
+from acert.radius import ARITHMETICS
+from acert.records import Row
+from acert.training import Trainer
+
+__all__ = ["complete_run", "found_certificates"]
+
+
+def complete_run(
+    experiment: Experiment,
+    *,
+    out: str | PathLike[str],
+    data_dir: str | PathLike[str] | None = None,
+    device: str | torch.device = "cpu",
+    model: nn.Module | Factory | None = None,
+    certify_to: float | None = None,
+    arithmetic: str = "real",
+    bounds: str = "ibp",
+    progress: Progress | bool = True,
+    command: Sequence[str] | None = None,
+    deadline: float | None = None,
+) -> Certificates | None:
+    """The test set's certificates of an experiment, trained into `out` or gone on with there.
+
+    `certify_to` is the largest radius looked for, the run's max_radius unless given. A run that
+    is finished and certified as asked is not touched; one that holds another config is refused.
+    `deadline` is a value of `time.monotonic()`: once a full epoch has been measured (on CUDA the
+    second, since the first contains compilation), a run that will not be trained by then stops
+    as Ctrl-C does, with its state saved, and None comes back.
+    """
+    folder, settings = Path(out), experiment.settings
+    max_radius = settings.max_radius if certify_to is None else certify_to
+    # Before the training, not after it.
+    check_bounds(bounds)
+    for name, value, fits, constraint in (
+        ("certify_to", max_radius, 0 < max_radius < math.inf, "above 0"),
+        ("arithmetic", arithmetic, arithmetic in ARITHMETICS, f"one of {sorted(ARITHMETICS)}"),
+    ):
+        if not fits:
+            raise InvalidInput(f"`{name}` must be {constraint}; got {value!r}")
+    found = found_certificates(
+        experiment, folder, max_radius=max_radius, arithmetic=arithmetic, bounds=bounds
+    )
+    if found is not None:
+        return found
+    shown = display(progress, every=experiment.validate_every)
+    watch = None if deadline is None else Watch(shown, deadline)
+    try:
+        run = train_run(
+            experiment, out=folder, data_dir=data_dir, device=device, model=model,
+            resume=(folder / records.CONFIG).is_file(), progress=watch or shown, command=command,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        if watch is not None and watch.expired:
+            return None
+        raise
+    # Not before: the test set is opened once the training is over.
+    place = data_dir or records.read_local(folder).get("data_dir")
+    split = data.load_test(experiment.dataset, data_dir=place)
+    where = next(run.model.parameters()).device
+    began = time.monotonic()
+    certificates = certify(
+        run.model, split.to(where), max_radius=max_radius, arithmetic=arithmetic, bounds=bounds,
+        domain=settings.domain, elide=settings.elide,
+    )  # fmt: skip
+    seconds = round(time.monotonic() - began, 1)
+    facts = records.read_environment(folder) | {"certification_seconds": seconds}
+    records.write_environment(folder, facts)
+    record_certification(folder, certificates, split)
+    return certificates
+
+
+def found_certificates(
+    experiment: Experiment, folder: Path, *, max_radius: float, arithmetic: str, bounds: str
+) -> Certificates | None:
+    """The certificates of a finished run; None if they must be made, or mean something else.
+
+    A folder that holds another config is refused; a damaged file is made anew.
+    """
+    if not (folder / records.CONFIG).is_file():
+        return None
+    refuse_other(folder, "experiment", to_config(experiment))
+    if not records.is_finished(folder):
+        return None
+    try:
+        # What is written last is read first.
+        records.read_examples(folder)
+        found = Certificates(**records.read_certificates(folder))
+    except RunError:
+        return None
+    same = (found.arithmetic, found.bounds) == (arithmetic, bounds)
+    return found if same and found.max_radius == max_radius else None
+
+
+@final
+class Watch(Progress):
+    """Passes everything on, and stops a run that will not be done before the deadline."""
+
+    def __init__(self, shown: Progress, deadline: float) -> None:
+        self.shown = shown
+        self.deadline = deadline
+        self.expired = False
+        self.measured: list[float] = []
+
+    def start(self, trainer: Trainer) -> None:
+        """Notes where the run stands, and when."""
+        self.epochs, self.per_epoch = trainer.settings.epochs, trainer.steps_per_epoch
+        self.step_before, self.mark = trainer.step, time.monotonic()
+        # The first epoch on CUDA contains compilation.
+        self.unmeasured = int(trainer.device.type == "cuda")
+        self.shown.start(trainer)
+
+    def step(self, step: int) -> None:
+        """Passes it on."""
+        self.shown.step(step)
+
+    def epoch(self, row: Row) -> None:
+        """Stops the run if the epochs so far say that the others will take too long."""
+        self.shown.epoch(row)
+        now = time.monotonic()
+        # A resumed run may have begun in the middle of an epoch.
+        full = row["step"] - self.step_before == self.per_epoch
+        if full and self.unmeasured:
+            self.unmeasured -= 1
+        elif full:
+            self.measured.append(now - self.mark)
+        self.step_before, self.mark = row["step"], now
+        if self.measured:
+            left = (self.epochs - row["epoch"]) * sum(self.measured) / len(self.measured)
+            self.expired = left > 0 and now + left > self.deadline
+        if self.expired:
+            raise Stop
+
+    def note(self, text: str) -> None:
+        """Passes it on."""
+        self.shown.note(text)
+
+    def close(self) -> None:
+        """Passes it on."""
+        self.shown.close()

@@ -1,0 +1,106 @@
+"""The paper's rows against the records there are: done, missing, or without data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from acert.data.files import data_root
+from acert.experiments.experiment import Experiment, to_config
+from acert.experiments.paper import ROWS
+from acert.experiments.publication import Record, read_records
+from acert.experiments.row import Row
+
+__all__ = ["Standing", "fits", "has_data", "standing", "status"]
+
+# One of these under the data folder, and a data set is there.
+_FILES = {
+    "mnist": ("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw/train-images-idx3-ubyte.gz"),
+    "cifar10": ("cifar-10-batches-bin", "cifar-10-binary.tar.gz", "cifar-10-batches-py"),
+    "tinyimagenet": (
+        "tiny-imagenet-200", "tiny-imagenet-200.zip", "tiny-imagenet-200-train.npz",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """One row with the records that fill it, one a seed; `missing` are the seeds that lack one."""
+
+    row: Row
+    records: tuple[Record, ...]
+    missing: tuple[int, ...]
+    has_data: bool
+
+    @property
+    def state(self) -> str:
+        """`done`, `missing` or `needs data`."""
+        if not self.missing:
+            return "done"
+        return "missing" if self.has_data else "needs data"
+
+
+def status(
+    results: str | PathLike[str],
+    data_dir: str | PathLike[str] | None = None,
+    *,
+    rows: Sequence[Row] = ROWS,
+) -> list[Standing]:
+    """How each row stands, in order of worth; damaged records count as none."""
+    found, _ = read_records(Path(results))
+    return [standing(row, found, data_dir) for row in rows]
+
+
+def standing(
+    row: Row, found: Sequence[Record], data_dir: str | PathLike[str] | None = None
+) -> Standing:
+    """How one row stands.
+
+    Of two records of a seed the one with more epochs counts, then the one whose number format is
+    the recipe's.
+    """
+    precision = row.training.experiment().settings.precision
+
+    def worth(record: Record) -> tuple[int, bool]:
+        return record.epochs, record.experiment.settings.precision == precision
+
+    best: dict[int, Record] = {}
+    for record in found:
+        if fits(record, row):
+            before = best.get(record.seed)
+            if before is None or worth(before) < worth(record):
+                best[record.seed] = record
+    missing = tuple(seed for seed in row.seeds if seed not in best)
+    ordered = tuple(best[seed] for seed in sorted(best))
+    return Standing(row, ordered, missing, has_data(row.dataset, data_dir))
+
+
+def fits(record: Record, row: Row) -> bool:
+    """Whether a record is a run of the row: its experiment with any seed, certified as asked."""
+    proven, training = record.certificates, row.training
+    if (proven.arithmetic, proven.bounds, proven.elide) != ("real", "ibp", True):
+        return False
+    if not math.isclose(proven.max_radius, training.max_radius, rel_tol=1e-9):
+        return False
+    if _same(record.experiment, training.experiment(record.seed)):
+        return True
+    return row.shrinks and _same(
+        record.experiment, training.experiment(record.seed, epochs=record.epochs)
+    )
+
+
+def has_data(dataset: str, data_dir: str | PathLike[str] | None = None) -> bool:
+    """Whether the files of a data set lie under the data folder; they are not opened."""
+    root = data_root(data_dir)
+    return dataset not in _FILES or any((root / name).exists() for name in _FILES[dataset])
+
+
+def _same(one: Experiment, other: Experiment) -> bool:
+    """Whether two experiments are one to the paper: validation and number format are not its."""
+    left, right = to_config(one), to_config(other)
+    for config in (left, right):
+        del config["validate_every"], config["settings"]["precision"]
+    return bool(left == right)

@@ -1,0 +1,47 @@
+"""Colour, marker and dashes of a method: the same in paper figures and on the page.
+
+The colours stay apart for readers with any of the common kinds of colour blindness (tested), and
+a marker and a dash pattern of its own tells each method without colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from acert.report.run import METHOD_NAMES
+
+__all__ = ["Look", "look"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn: hex colours on white and on dark, Matplotlib's marker, dashes."""
+
+    light: str
+    dark: str
+    marker: str
+    dashes: tuple[float, ...]
+
+
+_LOOKS = (
+    Look("#0067a8", "#4aa8f0", "o", ()),
+    Look("#3fa7d6", "#a5dcff", "v", (4, 1.5)),
+    Look("#c84e00", "#ff8c42", "s", (6, 2)),
+    Look("#00805e", "#35c79a", "^", (1.5, 1.5)),
+    Look("#b0589a", "#e9a3d6", "D", (6, 2, 1.5, 2)),
+    Look("#4d4d4d", "#c9c9c9", "X", (3, 2, 1, 2, 1, 2)),
+    # For methods that this version does not know.
+    Look("#9a7b00", "#f0dc5a", "P", (8, 3)),
+    Look("#5c3a9e", "#9d8cf2", "p", (2, 3)),
+)
+
+
+def look(method: str, methods: Sequence[str]) -> Look:
+    """How a method is drawn; those that are not the paper's get looks in the order of `methods`."""
+    known = list(METHOD_NAMES.values())
+    if method in known:
+        return _LOOKS[known.index(method)]
+    others = [name for name in methods if name not in known]
+    spare = _LOOKS[len(known) :]
+    return spare[others.index(method) % len(spare)]

@@ -1,0 +1,209 @@
+"""One run folder as a value: what it was, what was proven of it, how it was trained.
+
+Histories are thinned, so that a page with hundreds of runs stays light.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from acert import records
+from acert.errors import RunError
+from acert.report.certification import Certification, read_certification
+
+__all__ = [
+    "METHOD_NAMES",
+    "Environment",
+    "Run",
+    "Track",
+    "method_place",
+    "printable",
+    "read_run",
+]
+
+Floats = npt.NDArray[np.float64]
+
+# The names in the paper, by the class that a config names, in the order of legends.
+METHOD_NAMES = {
+    "Acert": "ACERT",
+    "AcertFast": "ACERT-fast",
+    "FastIBP": "FastIBP",
+    "CrownIBP": "CROWN-IBP",
+    "Sabr": "SABR",
+    "Standard": "Standard",
+}
+_HISTORY_POINTS = 100
+# Facts of a row that are no curve.
+_NO_CURVE = frozenset({"epoch", "step", "seconds"})
+
+
+@dataclass(frozen=True, eq=False)
+class Track:
+    """One figure of the training, such as the loss, at rising epochs; thinned."""
+
+    epoch: npt.NDArray[np.int64]
+    value: Floats
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a run was made; empty or None where its record does not say."""
+
+    hardware: str = ""
+    commit: str = ""
+    version: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run folder; `certification` is None where the run was only trained.
+
+    `settings` holds every field of the config but the seed, flat: two runs with equal settings
+    differ by their seeds only. `trained_to` is the max_radius of the training, `max_radius` that of
+    the certification, if there is one.
+    """
+
+    name: str
+    folder: Path
+    dataset: str
+    method: str
+    kappa: float
+    seed: int
+    epochs: int
+    root_steps: int | None
+    radius_schedule: str
+    max_radius: float
+    trained_to: float
+    classes: tuple[str, ...]
+    settings: Mapping[str, str]
+    history: Mapping[str, Track]
+    environment: Environment
+    certification: Certification | None
+
+
+def read_run(folder: Path, name: str | None = None) -> Run:
+    """The run in a folder; a damaged file raises and is named."""
+    path = folder / records.CONFIG
+    config = records.read_config(folder)
+    experiment = config.get("experiment", config)
+    settings = _object(path, experiment, "settings")
+    method = _object(path, settings, "method")
+    schedule = _object(path, settings, "radius_schedule")
+    data = _object(path, config, "data")
+    kind = _value(path, method, "class", str)
+    solver = method.get("solver")
+    classes = _value(path, data, "classes", list)
+    certification = None
+    if (folder / records.CERTIFICATES).is_file():
+        certification = read_certification(folder, classes=len(classes))
+    trained_to = float(_value(path, settings, "max_radius", float))
+    return Run(
+        name=printable(name or folder.name),
+        folder=folder,
+        dataset=printable(str(experiment.get("dataset") or data.get("name") or "arrays")),
+        method=METHOD_NAMES.get(kind, printable(kind)),
+        kappa=float(_value(path, method, "kappa", float)),
+        seed=_value(path, settings, "seed", int),
+        epochs=_value(path, settings, "epochs", int),
+        root_steps=solver.get("max_steps") if isinstance(solver, Mapping) else None,
+        radius_schedule=printable(_value(path, schedule, "class", str)),
+        max_radius=trained_to if certification is None else certification.max_radius,
+        trained_to=trained_to,
+        classes=tuple(printable(str(item)) for item in classes),
+        settings=_flat(config, drop={"schema", "seed"}),
+        history=_history(folder),
+        environment=_environment(folder),
+        certification=certification,
+    )
+
+
+def method_place(method: str) -> tuple[int, str]:
+    """Where a method stands in legends: the paper's first, others by name."""
+    known = list(METHOD_NAMES.values())
+    return (known.index(method) if method in known else len(known), method)
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal or a file cannot show, such as escape codes, replaced."""
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
+
+
+# -- config and environment ---------------------------------------------------------------
+
+
+def _object(path: Path, parent: object, key: str) -> Mapping[str, Any]:
+    value = parent.get(key) if isinstance(parent, Mapping) else None
+    if not isinstance(value, Mapping):
+        raise RunError(f"{path} is damaged: it has no object {key!r}")
+    return value
+
+
+def _value(path: Path, parent: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = parent.get(key)
+    wanted = (int, float) if kind is float else kind
+    # bool is an int to Python; JSON's NaN is a float to it.
+    usable = isinstance(value, wanted) and not isinstance(value, bool)
+    if not usable or (isinstance(value, float) and not math.isfinite(value)):
+        raise RunError(f"{path} is damaged: {key!r} must be of type {kind.__name__}; got {value!r}")
+    return value
+
+
+def _flat(value: object, drop: set[str] | None = None, name: str = "") -> dict[str, str]:
+    """Every leaf of nested objects as text, by its dotted name."""
+    if not isinstance(value, Mapping):
+        return {name: json.dumps(value)}
+    found: dict[str, str] = {}
+    for key, item in value.items():
+        if drop is None or key not in drop:
+            found |= _flat(item, drop, f"{name}.{key}" if name else str(key))
+    return found
+
+
+def _environment(folder: Path) -> Environment:
+    if not (folder / records.ENVIRONMENT).is_file():
+        return Environment()
+    facts = records.read_environment(folder)
+    gpu, cpu, cores = facts.get("gpu"), facts.get("cpu"), facts.get("cores")
+    hardware = gpu or (f"{cpu}, {cores} cores" if cpu and cores else cpu or "")
+    seconds = facts.get("seconds")
+    return Environment(
+        hardware=printable(str(hardware)),
+        commit=printable(str(facts.get("commit") or "")),
+        version=printable(str(facts.get("acert") or "")),
+        seconds=float(seconds) if isinstance(seconds, (int, float)) else None,
+    )
+
+
+def _history(folder: Path) -> dict[str, Track]:
+    """A track per figure of `metrics.jsonl`, each with at most 100 points, the last one kept."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for number, row in enumerate(records.read_metrics(folder), start=1):
+        epoch = row.get("epoch")
+        if not isinstance(epoch, int):
+            raise RunError(f"{folder / records.METRICS} is damaged in line {number}: no epoch")
+        for name, value in row.items():
+            if name not in _NO_CURVE and isinstance(value, (int, float)) and math.isfinite(value):
+                points.setdefault(printable(name), []).append((epoch, float(value)))
+    tracks = {}
+    for name, found in points.items():
+        kept = [found[i] for i in _thinned(len(found))]
+        epochs, values = zip(*kept, strict=True)
+        tracks[name] = Track(np.asarray(epochs, dtype=np.int64), np.asarray(values, dtype=float))
+    return tracks
+
+
+def _thinned(count: int) -> list[int]:
+    if count <= _HISTORY_POINTS:
+        return list(range(count))
+    return [int(i) for i in np.linspace(0, count - 1, _HISTORY_POINTS).round()]

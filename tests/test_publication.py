@@ -1,0 +1,203 @@
+"""Published records: what goes in, how small it is, and that it reads back as it was."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.made_records import made_run
+
+from acert import records
+from acert.errors import RunError
+from acert.evaluation import Certificates
+from acert.experiments import paper, publication
+from acert.experiments.publication import (
+    RECORD_LIMIT,
+    STORE_LIMIT,
+    folder_size,
+    publish,
+    read_record,
+    read_records,
+)
+from acert.experiments.root_steps import RootSteps, root_steps
+from acert.zoo import load_model
+
+RESULTS = Path(__file__).parent.parent / "results"
+TRAINING = paper.find("table1/cifar10/acert-k0").training
+STEPS = RootSteps(
+    samples=100, misclassified=20, certified_to_max=10, arrived=((2, 50), (3, 20)),
+    proven=((3, 70),),
+)  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    return made_run(tmp_path / "runs" / "a", TRAINING, samples=10_000, steps=STEPS)
+
+
+# -- what is committed --------------------------------------------------------------------
+
+
+def test_committed_records_are_small_and_sound():
+    found, complaints = read_records(RESULTS)
+    assert complaints == []
+    assert len(found) >= 2
+    for record in found:
+        assert folder_size(record.folder) <= RECORD_LIMIT, record.folder
+        assert not records.is_finished(record.folder), "weights are no part of a record"
+        assert not (record.folder / records.LOCAL).exists()
+    assert folder_size(RESULTS) <= STORE_LIMIT
+
+
+# -- publishing ---------------------------------------------------------------------------
+
+
+def test_a_record_holds_what_the_run_held(run, tmp_path):
+    folder = publish(run, tmp_path / "results", name="cifar10-acert-k0-s0")
+    assert folder == tmp_path / "results" / "cifar10-acert-k0-s0"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "certificates.npz", "config.json", "env.json", "examples.npz", "metrics.jsonl",
+        "root-steps.json",
+    ]  # fmt: skip
+    record = read_record(folder)
+    before = Certificates(**records.read_certificates(run))
+    for name, value in before.columns.items():
+        np.testing.assert_array_equal(record.certificates.columns[name], value)
+        assert type(record.certificates.columns[name]) is type(value)
+    assert record.experiment == TRAINING.experiment(0)
+    assert record.root_steps == STEPS
+    assert record.metrics[0]["loss"] == 0.333333
+    assert record.metrics[0]["step"] == 391
+    assert (record.seed, record.epochs, record.hardware) == (0, 200, "a GPU")
+    assert record.epoch_seconds == 2.0
+    assert record.step_seconds == pytest.approx(2.0 / 391)
+
+
+def test_a_record_is_small_and_names_no_place(run, tmp_path):
+    folder = publish(run, tmp_path / "results")
+    assert folder_size(folder) < RECORD_LIMIT
+    with np.load(folder / "certificates.npz", allow_pickle=False) as archive:
+        kinds = {name: archive[name].dtype for name in archive.files}
+    assert kinds["label"] == kinds["prediction"] == kinds["status"] == np.uint8
+    assert kinds["radius"] == kinds["margin"] == kinds["attack_radius"] == np.float32
+    assert "index" not in kinds
+    # Eight images of 3,072 bytes.
+    assert records.read_examples(folder)["most_images"].shape == (4, 3, 32, 32)
+    assert records.read_examples(folder)["least_index"].shape == (4,)
+    environment = records.read_environment(folder)
+    assert environment["command"] == "acert train --data-dir DATA --out x"
+    for path in folder.iterdir():
+        assert b"private" not in path.read_bytes()
+        assert b"my/data" not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("acert train --data-dir=my/data", "acert train --data-dir=DATA"),
+        ("acert train --data-dir", "acert train --data-dir"),
+        (None, None),
+    ],
+)
+def test_places_are_taken_out_of_the_command(tmp_path, command, expected):
+    run = made_run(tmp_path / "a", TRAINING, environment={"command": command})
+    folder = publish(run, tmp_path / "results")
+    assert records.read_environment(folder)["command"] == expected
+
+
+def test_labels_above_a_byte_and_chosen_samples_come_back(tmp_path):
+    label = np.arange(200) * 3
+    index = np.arange(200)[::-1]
+    run = made_run(tmp_path / "a", TRAINING, certificates={"label": label, "index": index})
+    found = read_record(publish(run, tmp_path / "results")).certificates
+    np.testing.assert_array_equal(found.label, label)
+    np.testing.assert_array_equal(found.index, index)
+    assert found.label.dtype == found.index.dtype == np.int64
+    records.write_certificates(run, found.columns | {"label": label - 1})
+    assert records.read_certificates(run)["label"][0] == -1
+
+
+def test_an_older_record_is_replaced_and_another_one_refused(run, tmp_path):
+    results = tmp_path / "results"
+    first = publish(run, results)
+    records.write_environment(run, records.read_environment(run) | {"seconds": 1.0})
+    assert publish(run, results) == first
+    assert read_record(first).environment["seconds"] == 1.0
+    assert [path.name for path in results.iterdir()] == ["a"]
+    other = made_run(tmp_path / "b", TRAINING, seed=1)
+    with pytest.raises(RunError, match=r"record of another run: `settings.seed` is 0 there and 1"):
+        publish(other, results, name="a")
+
+
+def test_an_unfinished_run_is_refused(run, tmp_path):
+    (run / "model.safetensors").unlink()
+    with pytest.raises(RunError, match="is not finished: it cannot be published"):
+        publish(run, tmp_path / "results")
+
+
+@pytest.mark.parametrize("limit", ["RECORD_LIMIT", "STORE_LIMIT"])
+def test_too_large_a_record_is_refused_and_leaves_nothing(run, tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(publication, limit, 20_000)
+    with pytest.raises(RunError, match=r"must be at most 20 kB; got \d+ kB"):
+        publish(run, tmp_path / "results")
+    assert [*(tmp_path / "results").iterdir()] == []
+
+
+def test_a_record_without_extras_and_without_epochs(tmp_path):
+    run = made_run(tmp_path / "a", TRAINING, environment={"gpu": None})
+    (run / "examples.npz").unlink()
+    records.write_metrics(run, [])
+    record = read_record(publish(run, tmp_path / "results"))
+    assert record.root_steps is None
+    assert record.epoch_seconds is None
+    assert record.step_seconds is None
+    assert record.hardware == "a CPU"
+
+
+def test_damaged_records_are_named_and_skipped(run, tmp_path):
+    results = tmp_path / "results"
+    good = publish(run, results)
+    shutil.copytree(good, results / "broken")
+    (results / "broken" / "root-steps.json").write_text(json.dumps({"samples": 1}))
+    shutil.copytree(good, results / "cut")
+    (results / "cut" / "certificates.npz").write_bytes(b"PK")
+    (results / ".draft.tmp").mkdir()
+    (results / ".draft.tmp" / "config.json").write_text("{}")
+    found, complaints = read_records(results)
+    assert [record.folder for record in found] == [good]
+    assert len(complaints) == 2
+    assert "root-steps.json is damaged: KeyError" in complaints[0]
+    assert "certificates.npz is damaged" in complaints[1]
+    assert read_records(tmp_path / "nothing") == ([], [])
+
+
+# -- root steps ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elide", [True, False])
+def test_root_steps_count_every_sample_once(elide):
+    from acert import data
+
+    split = data.load("digits").train
+    model = load_model("digits-acert").train()
+    found = root_steps(model, split, max_radius=0.3, samples=100, batch_size=40, elide=elide)
+    assert model.training
+    counted = sum(count for _, count in found.proven)
+    assert found.samples == 100
+    assert counted == sum(count for _, count in found.arrived)
+    assert found.misclassified + found.certified_to_max + counted == 100
+    assert counted > 30
+    # A point arrives before the bracket closes around it.
+    mean = [sum(s * c for s, c in part) / counted for part in (found.arrived, found.proven)]
+    assert 2 < mean[0] < mean[1] < 12
+    assert RootSteps.from_json(json.loads(json.dumps(vars(found)))) == found
+
+
+def test_root_steps_without_roots():
+    from acert import data
+
+    split = data.load("digits").train
+    found = root_steps(load_model("digits-acert"), split, max_radius=1e-7, samples=20)
+    assert found.arrived == found.proven == ()
+    assert found.misclassified + found.certified_to_max == 20

@@ -1,0 +1,232 @@
+"""Figures show the records' numbers, can be told apart by anyone, and are saved for a paper."""
+
+import itertools
+import struct
+
+import numpy as np
+import pytest
+from tests.made_runs import make_run
+
+from acert.errors import InvalidInput
+from acert.report import collect, figures, smallest_kappa
+from acert.report.appearance import look
+from acert.report.run import METHOD_NAMES
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for method, kappa, seed in itertools.product(("Acert", "FastIBP"), (0.0, 0.5), (0, 1)):
+        name = f"{method}-{kappa}-{seed}"
+        make_run(folder / name, method=method, kappa=kappa, seed=seed, attacked=True)
+    return collect([folder]).groups
+
+
+def _line(axes, label):
+    (found,) = [line for line in axes.lines if line.get_label() == label]
+    return found
+
+
+def test_trade_off_has_each_group_at_its_means(groups):
+    figure = figures.trade_off(groups)
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "ACR (%)"
+    assert axes.get_ylabel() == "Accuracy (%)"
+    bars = {container.get_label(): container for container in axes.containers}
+    assert list(bars) == ["ACERT", "FastIBP"]
+    for method, container in bars.items():
+        mine = [group for group in groups if group.method == method]
+        x, y = container[0].get_data()
+        assert x.tolist() == [100 * group.acr.mean for group in mine]
+        assert y.tolist() == [100 * group.accuracy.mean for group in mine]
+        horizontal = container[2][0].get_segments()
+        for group, segment in zip(mine, horizontal, strict=True):
+            width = segment[1][0] - segment[0][0]
+            assert width == pytest.approx(2 * 100 * group.acr.std)
+
+
+def test_contours_join_equal_art_and_are_labelled(groups):
+    (axes,) = figures.trade_off(groups).axes
+    curves = [line for line in axes.lines if line.get_color() == "#a8a8a8"]
+    labels = [text.get_text() for text in axes.texts]
+    assert len(curves) >= 3
+    for line in curves:
+        x, y = line.get_data()
+        art = np.sqrt(x * y)
+        assert np.allclose(art, art[0])
+        assert any(label.removeprefix("ART ") == f"{art[0]:g}" for label in labels)
+    assert sum(label.startswith("ART ") for label in labels) == 1
+
+
+def test_kappas_stand_beside_their_points(groups):
+    (axes,) = figures.trade_off(groups).axes
+    kappas = [text.get_text() for text in axes.texts if text.get_color() != "#6b6b6b"]
+    assert 2 <= len(kappas) <= 4
+    assert set(kappas) <= {"0", "0.5"}
+
+
+def test_many_points_carry_no_kappas_and_crowded_ones_only_some(tmp_path):
+    for i in range(17):
+        make_run(tmp_path / str(i), kappa=i / 20, status=np.full(40, 1), radius=np.full(40, 0.3))
+    many = collect([tmp_path]).groups
+    kappas = {f"{i / 20:g}" for i in range(17)}
+    assert not kappas & {text.get_text() for text in figures.trade_off(many).axes[0].texts}
+    crowded = {text.get_text() for text in figures.trade_off(many[:8]).axes[0].texts} & kappas
+    assert 1 <= len(crowded) <= 4
+
+
+def test_certified_accuracy_is_that_of_the_groups(groups):
+    chosen = smallest_kappa(groups)
+    (axes,) = figures.certified_accuracy_curves(chosen).axes
+    for group in chosen:
+        x, y = _line(axes, group.label).get_data()
+        assert x.tolist() == group.curve.x.tolist()
+        assert y.tolist() == (100 * group.curve.mean).tolist()
+
+
+def test_the_gap_lies_between_certified_and_attacked(groups):
+    chosen = smallest_kappa(groups)
+    (axes,) = figures.attack_gap(chosen).axes
+    uppers = [line.get_ydata() for line in axes.lines if line.get_label().startswith("_")]
+    assert len(uppers) == 2
+    for group, upper in zip(chosen, uppers, strict=True):
+        assert upper.tolist() == (100 * group.gap[1].mean).tolist()
+        assert (upper >= _line(axes, group.label).get_ydata()).all()
+
+
+def test_training_panels(groups):
+    panels = figures.training_curves(smallest_kappa(groups)).axes
+    titles = ["Training loss", "Training accuracy (%)", "Radius cap", "Validation ART (%)"]
+    assert [axes.get_title() for axes in panels] == titles
+    loss = _line(panels[0], "ACERT, \u03ba 0")
+    assert loss.get_xdata().tolist() == [1, 2, 3, 4]
+    assert loss.get_ydata()[0] == pytest.approx(2.05)
+    assert _line(panels[3], "ACERT, \u03ba 0").get_ydata() == pytest.approx(60)
+
+
+def test_validation_art_of_different_radii_is_not_compared(tmp_path):
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", method="FastIBP", settings={"max_radius": 0.2})
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"epoch": 1, "loss": 2.0, "art": 0.1}\n')
+    panels = figures.training_curves(collect([tmp_path]).groups).axes
+    assert [axes.get_title() for axes in panels][-1] == "Radius cap"
+    assert len(panels) == 3
+    assert len(panels[0].lines) == 2
+    assert len(panels[1].lines) == 1
+
+
+def test_class_radii_by_name_and_by_rank(tmp_path, groups):
+    (axes,) = figures.class_radii(groups[:1]).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == [*"0123"]
+    assert axes.containers[0][0].get_ydata().tolist() == groups[0].class_radius.mean.tolist()
+    make_run(tmp_path / "few", names=["a_very_long_name", "b$x$", "c", "d"])
+    (axes,) = figures.class_radii(collect([tmp_path / "few"]).groups).axes
+    assert axes.get_xticklabels()[0].get_text() == "a_very_long\N{HORIZONTAL ELLIPSIS}"
+    make_run(tmp_path / "many", classes=30, samples=90)
+    group = collect([tmp_path / "many"]).groups[0]
+    (axes,) = figures.class_radii([group]).axes
+    assert axes.get_xlabel() == "Class, by rank"
+    assert axes.lines[0].get_ydata().tolist() == sorted(group.class_radius.mean, reverse=True)
+
+
+def test_distribution_has_its_ends_as_points(groups):
+    (axes,) = figures.radius_distribution(groups[:1]).axes
+    found = groups[0].distribution
+    ends = _line(axes, groups[0].label)
+    assert ends.get_xdata().tolist() == [0, 0.3]
+    assert ends.get_ydata().tolist() == [100 * found.at_zero, 100 * found.at_max]
+    assert axes.patches[0].get_data().values.tolist() == (100 * found.share).tolist()
+
+
+def test_figures_of_nothing_are_refused(tmp_path, groups):
+    make_run(tmp_path / "a")
+    (make_run(tmp_path / "b", method="FastIBP", certified=False) / "metrics.jsonl").unlink()
+    plain, bare = collect([tmp_path]).groups
+    with pytest.raises(InvalidInput, match="must hold a certified run; got none"):
+        figures.trade_off([bare])
+    with pytest.raises(InvalidInput, match="must hold an attacked run; got none"):
+        figures.attack_gap([plain])
+    with pytest.raises(InvalidInput, match="with a training history; got none"):
+        figures.training_curves([bare])
+    assert figures.trade_off([plain, bare]).axes[0].get_legend_handles_labels()[1] == ["ACERT"]
+
+
+def test_saved_for_a_paper(tmp_path, groups):
+    figure = figures.certified_accuracy_curves(smallest_kappa(groups))
+    vector, pixels = figures.save(figure, tmp_path, "curves")
+    width, _ = struct.unpack(">II", pixels.read_bytes()[16:24])
+    assert width == 3.4 * 300
+    text = vector.read_text()
+    assert "<text" not in text, "letters are outlines"
+    assert "DejaVuSans" in text
+    again = figures.certified_accuracy_curves(smallest_kappa(groups))
+    assert figures.save(again, tmp_path, "again")[0].read_text() == text
+
+
+def test_a_name_the_font_lacks_is_no_failure(tmp_path):
+    make_run(tmp_path / "a", method="\u8a3c\u660e $x_")
+    figure = figures.certified_accuracy_curves(collect([tmp_path]).groups)
+    assert figures.save(figure, tmp_path, "curves")[1].stat().st_size > 1000
+
+
+# -- looks --------------------------------------------------------------------------------
+
+# Machado, Oliveira and Fernandes (2009), severity 1, for linear RGB.
+DEFICIENCIES = {
+    "none": np.eye(3),
+    "protan": np.asarray(
+        [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]]
+    ),
+    "deutan": np.asarray(
+        [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]]
+    ),
+    "tritan": np.asarray(
+        [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]]
+    ),
+}
+TO_XYZ = np.asarray([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def _linear(colour):
+    values = np.asarray([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def _lab(linear):
+    xyz = TO_XYZ @ np.clip(linear, 0, 1) / [0.9505, 1.0, 1.089]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.asarray([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("deficiency", DEFICIENCIES)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_stay_apart_for_colour_blind_readers(theme, deficiency):
+    methods = list(METHOD_NAMES.values())
+    seen = {
+        name: _lab(DEFICIENCIES[deficiency] @ _linear(getattr(look(name, methods), theme)))
+        for name in methods
+    }
+    for one, other in itertools.combinations(methods, 2):
+        assert np.linalg.norm(seen[one] - seen[other]) > 10, (one, other)
+
+
+@pytest.mark.parametrize(("theme", "ground"), [("light", "#ffffff"), ("dark", "#1a1d22")])
+def test_colours_stand_out_from_the_card(theme, ground):
+    """Graphics need a contrast of 3 to 1; the lightest method makes up for less by its marker."""
+    for name in METHOD_NAMES.values():
+        ends = [float(TO_XYZ[1] @ _linear(c)) for c in (getattr(look(name, []), theme), ground)]
+        assert (max(ends) + 0.05) / (min(ends) + 0.05) > 2.6, name
+
+
+def test_markers_and_dashes_differ():
+    methods = [*METHOD_NAMES.values(), "Alpha", "Zeta"]
+    looks = [look(name, methods) for name in methods]
+    assert len({one.marker for one in looks}) == len({one.dashes for one in looks}) == 8
+
+
+def test_variants_of_one_method_are_filled_and_hollow(tmp_path):
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", epochs=8)
+    (axes,) = figures.certified_accuracy_curves(collect([tmp_path]).groups).axes
+    faces = [line.get_markerfacecolor() for line in axes.lines]
+    assert faces == ["#0067a8", "white"]
