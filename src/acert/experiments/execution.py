@@ -65,6 +65,7 @@ class Execution:
         self.began = self.saved = time.monotonic()
         self.saved_step: int | None = None
         self.writer = Writer()
+        self.staging: dict[str, Tensor] = {}
 
     @property
     def seconds(self) -> float:
@@ -183,7 +184,7 @@ class Execution:
         facts = numbers | {"rows": len(self.rows), "elapsed": self.seconds, "pending": self.pending}
         # Before the copy: never more than one of them in memory.
         self.writer.wait()
-        copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+        copies = self._copies(tensors)
         step = self.trainer.step
 
         def write() -> None:
@@ -192,6 +193,19 @@ class Execution:
 
         self.saved = time.monotonic()
         self.writer.start(write)
+
+    def _copies(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors on the host, in memory that the next save uses again.
+
+        Page-locked where they come from a device: a large model's copy then takes milliseconds.
+        """
+        for name, value in tensors.items():
+            if name not in self.staging:
+                self.staging[name] = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+            self.staging[name].copy_(value.detach(), non_blocking=True)
+        if self.trainer.device.type == "cuda":
+            torch.cuda.synchronize(self.trainer.device)
+        return {name: self.staging[name] for name in tensors}
 
     def _restore(self, state: records.State) -> None:
         assert self.folder is not None

@@ -125,7 +125,7 @@ def convolution_by_matmul(
     if bias is not None:
         output = output + bias.unsqueeze(1)
     rows = (input.shape[2] - span[0] - 1) // height + 1
-    return output.unflatten(2, (rows, -1))
+    return output.reshape(*output.shape[:2], rows, -1)
 
 
 for _spatial, _forward, _transposed in (
