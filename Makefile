@@ -25,6 +25,8 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "acert needs Python 3.11 or newer; none found on the path" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@# It asks for torchvision, which it never imports and which may bring another torch.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchattacks
 	touch $@
 
 demo: $(READY) ## train, certify and plot on scikit-learn's digits (under two minutes)

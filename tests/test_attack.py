@@ -18,6 +18,7 @@ from acert.attack.exact_box import distance, float32_below, float32_box
 from acert.attack.picture import draw_gap
 from acert.bounds.interval import Interval
 from acert.bounds.table import RULES
+from acert.cli import certify as certify_verb
 from acert.data import Split, to_float
 from acert.errors import InvalidInput
 from acert.evaluation import Certificates, certify
@@ -602,7 +603,7 @@ def test_the_command_prints_both_bounds(call, tmp_path):
 
 
 def test_the_command_reports_a_bug_and_keeps_the_records(call, tmp_path, unsound, monkeypatch):
-    monkeypatch.setattr(cli.certify, "_SHOWN", 3)
+    monkeypatch.setattr(certify_verb, "_SHOWN", 3)
     status, out, err = call("--attack", *EFFORT)
     assert status == 1
     found = records.read_attacks(tmp_path / "out")
@@ -628,7 +629,7 @@ def test_rounding_is_told(call, monkeypatch):
         found = check_certificates(model, split, certificates, **named)
         return replace(found, rounding_only=2)
 
-    monkeypatch.setattr(cli.certify, "check_certificates", check)
+    monkeypatch.setattr(certify_verb, "check_certificates", check)
     status, out, _ = call("--attack", *EFFORT)
     assert status == 0
     assert "by float32 rounding only: 2; --arithmetic float32 covers them" in out
@@ -638,7 +639,7 @@ def test_without_matplotlib_there_is_no_picture(call, monkeypatch, tmp_path):
     def draw(*rest):
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
 
-    monkeypatch.setattr(cli.certify, "draw_gap", draw)
+    monkeypatch.setattr(certify_verb, "draw_gap", draw)
     status, out, err = call("--attack", *EFFORT)
     assert status == 0
     assert err == "no picture of the gap: it needs the package matplotlib\n"

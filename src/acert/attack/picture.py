@@ -71,6 +71,6 @@ def draw_gap(certificates: Certificates, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     words = f"{len(certificates)} samples, {int((~right).sum())} misclassified and not drawn"
     if inside.any():
-        words += f"; {int(inside.sum())} attacked inside their certified radius (crosses)"
+        words += f"\n{int(inside.sum())} attacked inside their certified radius (crosses)"
     figure.suptitle(words, fontsize=10)
     figure.savefig(path, dpi=150)

@@ -247,6 +247,11 @@ def _root_step_figure(rows: Sequence[Standing]) -> Figure:
         times.set(xlabel="Root steps", ylabel="Time a step (ms)", ylim=(0, None))
         histogram.set(xlabel="Root steps to tolerance", ylabel="Share of images (%)")
         scores.legend(frameon=False)
+        for axes in (scores, times):
+            # Two more on the left and right of whatever rows there are so far.
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            low, high = axes.get_xlim()
+            axes.set_xlim(low - 2, high + 2)
     return figure
 
 

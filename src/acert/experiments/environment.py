@@ -42,10 +42,12 @@ def environment(device: torch.device, command: Sequence[str] | None) -> dict[str
 
 
 def commit() -> str | None:
-    """The commit that this package was checked out from.
+    """The commit that this package was checked out from; None if nobody knows.
 
-    A copied tree has no history: there `$ACERT_COMMIT` may say it, else None.
+    `$ACERT_COMMIT` says it where it is set: a copied tree has no history, or another one's.
     """
+    if told := os.environ.get("ACERT_COMMIT"):
+        return told
     package = Path(__file__).parent.parent
 
     def git(*words: str) -> str:
@@ -59,7 +61,7 @@ def commit() -> str | None:
         changed = "-modified" if git("status", "--porcelain", "--", str(package)) else ""
         return git("rev-parse", "HEAD") + changed
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("ACERT_COMMIT")
+        return None
 
 
 def _cpu() -> str:

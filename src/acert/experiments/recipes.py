@@ -153,7 +153,7 @@ def _cifar10(method: Method, **changes: Any) -> Experiment:
         batch_size=128,
         learning_rate=OneCycle(max_rate=2e-3),
         radius_schedule=SmoothRadius(start_epoch=2, length=80),
-        precision="float16",
+        precision="tf32",
         augmentation=Augmentation(padding=2, flip=True),
     )
     return _experiment("cifar10", settings, **changes)
