@@ -198,6 +198,8 @@ def test_the_commit_is_that_of_the_package(monkeypatch):
     assert environment.commit() == "abc123"
     answers["status"] = " M training.py"
     assert environment.commit() == "abc123-modified"
+    monkeypatch.setenv("ACERT_COMMIT", "def456")
+    assert environment.commit() == "def456"
 
 
 def test_without_validation_nothing_is_evaluated(tmp_path, monkeypatch):
