@@ -162,3 +162,15 @@ def test_a_damaged_image_is_named_or_read(form: str, share: float, patch: bytes)
     else:
         message = f"this.file is {found.shape}"
     assert message.startswith("this.file ")
+
+
+def test_links_stay_under_the_root(root: Path, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside") / "private.png"
+    outside.write_bytes(picture(colours(99)))
+    link = root / "train" / "cat" / "9.png"
+    link.symlink_to(root / "train" / "dog" / "0.png")
+    assert len(data.load("folder", data_dir=root, train_on_all=True).train) == 11
+    link.unlink()
+    link.symlink_to(outside)
+    with pytest.raises(DataError, match=r"9\.png .*it leads out of its folder"):
+        data.load("folder", data_dir=root)

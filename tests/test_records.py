@@ -360,7 +360,7 @@ def test_damaged_certificates_are_named(tmp_path):
 
 def test_nothing_pickled_is_read(tmp_path):
     np.savez(tmp_path / "certificates.npz", schema=1, index=np.array([{}], dtype=object))
-    with pytest.raises(RunError, match=r"certificates\.npz is damaged.*allow_pickle=False"):
+    with pytest.raises(RunError, match=r"certificates\.npz is damaged.*pickled objects"):
         records.read_certificates(tmp_path)
 
 

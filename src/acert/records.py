@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acert.errors import RunError
+from acert.untrusted import check_size, parsed_json, read_npz, read_text, within
 
 __all__ = [
     "SCHEMA",
@@ -208,7 +209,7 @@ def read_metrics(folder: Path) -> list[Row]:
     rows = []
     for number, line in enumerate(_read(path).splitlines(), start=1):
         try:
-            rows.append(dict(json.loads(line)))
+            rows.append(dict(parsed_json(line)))
         except ValueError as error:
             raise RunError(f"{path} is damaged in line {number}: {error}") from error
     return rows
@@ -295,8 +296,9 @@ def _read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_size(within(path, path.parent).stat().st_size)
         with safe_open(path, framework="np") as file:
-            facts = dict(json.loads((file.metadata() or {})[_FACTS]))
+            facts = dict(parsed_json((file.metadata() or {})[_FACTS]))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise _Damaged(f"{path} is missing or damaged ({_first_line(error)})") from error
@@ -407,10 +409,8 @@ def _read_arrays(path: Path) -> dict[str, Array]:
     if not path.is_file():
         raise RunError(f"{path} is missing: acert certify {path.parent}")
     try:
-        # Opened here, because numpy leaves a damaged file open.
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
-    # Everything: zipfile, zlib and numpy's header parser each raise their own.
+        found = read_npz(within(path, path.parent))
+    # Everything: zipfile and zlib each raise their own.
     except Exception as error:
         raise RunError(f"{path} is damaged: {_first_line(error)}") from error
     schema = found.pop("schema", None)
@@ -427,7 +427,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(_read(path))
+        value = parsed_json(_read(path))
     except ValueError as error:
         raise RunError(f"{path} is damaged: {error}") from error
     if not isinstance(value, dict):
@@ -448,8 +448,8 @@ def _check_schema(path: Path, schema: object) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(within(path, path.parent))
+    except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {_first_line(error)}") from error
 
 

@@ -45,10 +45,16 @@ def load_model(
     """
     folder = run_folder(source)
     config = records.read_config(folder)
-    if not isinstance(model, nn.Module):
-        model = _built(folder, config, model)
-    load_weights(model, records.read_weights(folder), source=folder / records.WEIGHTS)
-    return model.to(device).eval()
+    make = _maker(folder, config, model)
+    arrays, weights = records.read_weights(folder), folder / records.WEIGHTS
+    with torch.random.fork_rng(devices=[]):  # what is drawn here is overwritten
+        if model is None:
+            # First without memory: a config may ask for any width; the weights know the true one.
+            with torch.device("meta"):
+                _check_fit(make(), arrays, weights)
+        loaded = make()
+    load_weights(loaded, arrays, source=weights)
+    return loaded.to(device).eval()
 
 
 def run_folder(source: str | PathLike[str]) -> Path:
@@ -71,6 +77,11 @@ def run_experiment(source: str | PathLike[str]) -> Experiment:
 
 def load_weights(model: nn.Module, arrays: dict[str, Any], *, source: Path) -> None:
     """Fills the model with arrays by name; refused if a name or a shape does not fit."""
+    _check_fit(model, arrays, source)
+    model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
+
+
+def _check_fit(model: nn.Module, arrays: dict[str, Any], source: Path) -> None:
     wanted = model.state_dict()
     for name in sorted({*wanted, *arrays}):
         if name not in arrays:
@@ -80,11 +91,15 @@ def load_weights(model: nn.Module, arrays: dict[str, Any], *, source: Path) -> N
         here, there = tuple(wanted[name].shape), tuple(arrays[name].shape)
         if here != there:
             raise RunError(f"{source} does not fit the model: {name} has {there}, not {here}")
-    model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
 
 
-def _built(folder: Path, config: dict[str, Any], factory: Factory | None) -> nn.Module:
-    """A fresh network of the run; its data set need not be on this machine."""
+def _maker(
+    folder: Path, config: dict[str, Any], model: nn.Module | Factory | None
+) -> Callable[[], nn.Module]:
+    """Makes a fresh network of the run; its data set need not be on this machine."""
+    if isinstance(model, nn.Module):
+        given = model
+        return lambda: given
     if "settings" in config:
         raise InvalidInput(
             f"`model` must be given for {folder}: it holds a run on a {config.get('model')}"
@@ -103,11 +118,10 @@ def _built(folder: Path, config: dict[str, Any], factory: Factory | None) -> nn.
             f"{folder / records.CONFIG} is damaged: what it says of the data is incomplete "
             f"({type(error).__name__}: {error})"
         ) from error
-    if factory is not None:
-        return build_own(factory, shape, len(classes))
+    if model is not None:
+        return lambda: build_own(model, shape, len(classes))
     if ":" in network.name:
         raise InvalidInput(
             f"`model` must be given for {folder}: the run was made with {network.name}"
         )
-    with torch.random.fork_rng(devices=[]):  # the weights are overwritten
-        return build_model(network, dataset, seed=0)
+    return lambda: build_model(network, dataset, seed=0)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from acert.errors import AcertError
+from acert.untrusted import shown
 
 __all__ = ["main"]
 
@@ -27,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Here, where a closed pipe is still ours to handle.
         sys.stdout.flush()
     except AcertError as error:
-        print(f"acert: {' '.join(str(error).split())}", file=sys.stderr)
+        # Names of files and what is in them may be a stranger's.
+        print(f"acert: {shown(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         print(f"acert: this needs the package {error.name}: install it", file=sys.stderr)

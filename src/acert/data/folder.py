@@ -13,6 +13,7 @@ from acert.data.dataset import Dataset, Facts, Split
 from acert.data.files import reading, zeros
 from acert.data.pictures import Form, decode, form_of
 from acert.errors import DataError
+from acert.untrusted import check_size, within
 
 __all__ = ["read_facts", "read_test", "read_train"]
 
@@ -86,5 +87,7 @@ def _split(part: Path, classes: tuple[str, ...], form: Form) -> Split:
 
 
 def _content(path: Path) -> bytes:
+    # `root/train/CLASS/file`: a link may lead anywhere under the root, but not out of it.
     with reading(path):
+        check_size(within(path, path.parents[2]).stat().st_size)
         return path.read_bytes()

@@ -4,24 +4,19 @@
 `domain`, two numbers, [0, 1] if the file does not hold it. Nothing pickled is read.
 """
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy
 
 from acert.data.dataset import Dataset, Facts, Split, from_arrays, split_from_arrays
 from acert.data.files import reading
 from acert.errors import DataError, InvalidInput
+from acert.untrusted import read_npz
 
 __all__ = ["read_arrays", "read_facts", "read_test", "read_train"]
-
-# Deflate cannot shrink further than this, so a larger declared size is a lie.
-_DEFLATE_LIMIT = 1032
-_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def read_train(root: Path) -> Dataset:
@@ -64,13 +59,11 @@ def read_facts(root: Path) -> Facts:
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     """Those of the named arrays that the file holds; declared sizes are checked first."""
-    with reading(path), zipfile.ZipFile(path) as archive:
-        members = {member.filename: member for member in archive.infolist()}
-        return {
-            name: _array(archive, members[f"{name}.npy"], f"{path}: {name}")
-            for name in names
-            if f"{name}.npy" in members
-        }
+    with reading(path):
+        try:
+            return read_npz(path, names)
+        except ValueError as error:
+            raise DataError(f"{path}: {error}") from error
 
 
 def _path(root: Path) -> Path:
@@ -101,26 +94,3 @@ def _domain(found: dict[str, npt.NDArray[Any]]) -> tuple[float, float]:
             f"`domain` must be two numbers; got {domain.dtype} of shape {domain.shape}"
         )
     return float(domain[0]), float(domain[1])
-
-
-def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> npt.NDArray[Any]:
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise DataError(f"{name} is packed in a way that numpy does not use")
-    if member.file_size > _DEFLATE_LIMIT * (member.compress_size + 1):
-        raise DataError(f"{name} is damaged: it declares more bytes than it can hold")
-    try:
-        with archive.open(member) as stream:
-            version = npy.read_magic(stream)
-            if version not in _HEADERS:
-                raise ValueError(f"version {version} of the format is not known")
-            shape, _, dtype = _HEADERS[version](stream)
-            header = stream.tell()
-        if dtype.hasobject:
-            raise ValueError("it holds pickled objects, which are not read")
-        if header + dtype.itemsize * int(np.prod(shape, dtype=object)) != member.file_size:
-            raise ValueError(f"its header declares {shape} of {dtype}, which is not what follows")
-        with archive.open(member) as stream:
-            return npy.read_array(stream, allow_pickle=False)
-    # Everything: numpy parses a header as Python text, and what a bad one raises is not fixed.
-    except Exception as error:
-        raise DataError(f"{name} cannot be read: {error}") from error

@@ -31,7 +31,7 @@ class Normalize(nn.Module):
         super().__init__()
         self.register_buffer("mean", _per_channel("mean", mean))
         self.register_buffer("std", _per_channel("std", std))
-        if not bool((self.std > 0).all()):
+        if not self.std.is_meta and not bool((self.std > 0).all()):
             raise InvalidInput(f"`std` must be > 0; got {self.std.tolist()}")
         sizes = {self.mean.numel(), self.std.numel()} - {1}
         if len(sizes) > 1:
@@ -69,6 +69,7 @@ def _per_channel(name: str, values: float | Sequence[float] | Tensor) -> Tensor:
             f"`{name}` must be a number or hold one entry a channel; got shape "
             f"{tuple(tensor.shape)}"
         )
-    if not bool(tensor.isfinite().all()):
+    # On the meta device there are shapes alone.
+    if not tensor.is_meta and not bool(tensor.isfinite().all()):
         raise InvalidInput(f"`{name}` must be finite; got {tensor.tolist()}")
     return tensor.reshape(-1)
