@@ -99,7 +99,7 @@ def test_both_regularisers_of_a_network_against_the_formula(seed):
 def test_every_relu_is_seen_once(model, relus, monkeypatch):
     seen = []
 
-    def counted(first, relu_inputs):
+    def counted(first, relu_inputs, *, part):
         seen.append(len(relu_inputs))
         return first.radius.mean()
 

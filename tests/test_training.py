@@ -13,6 +13,7 @@ from acert.data import Augmentation, Split, to_float
 from acert.errors import InvalidInput, RunError
 from acert.losses import TERMS, Scalars
 from acert.methods import Acert, CrownIBP, FastIBP, Method, Sabr, Standard, Step
+from acert.processes import ALONE
 from acert.rootfind import Brent
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, epoch_of
 from acert.training import Settings, Trainer
@@ -43,8 +44,8 @@ def settings(**changes):
     return Settings(**(standard | changes))
 
 
-def trainer(model=None, train=None, **changes):
-    return Trainer(model or network(), train or samples(), settings(**changes))
+def trainer(model=None, train=None, *, processes=ALONE, **changes):
+    return Trainer(model or network(), train or samples(), settings(**changes), processes=processes)
 
 
 def weights(model):

@@ -37,7 +37,7 @@ class CapturedStep:
         self.draws = batch.draws and Draws(batch.draws.offsets.clone(), batch.draws.flips.clone())
         self.noise = None if batch.noise is None else batch.noise.clone()
         self.scalars = scalars.to(trainer.device)
-        static = type(batch)(self.index, self.draws, self.noise)
+        static = type(batch)(self.index, self.draws, self.noise, batch.total)
 
         def run() -> Tensor:
             return trainer.update(static, self.scalars, regularize=regularize)
@@ -84,7 +84,7 @@ def own_stream(trainer: Trainer) -> Iterator[None]:
 def update(trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool) -> Tensor:
     """One training step on CUDA, captured where the batch has its usual size."""
     scalars = scalars.pin_memory()
-    if len(batch.index) != trainer.settings.batch_size or trainer.captured is None:
+    if batch.total != trainer.settings.batch_size or trainer.captured is None:
         on_device = scalars.to(trainer.device, non_blocking=True)
         return trainer.update(batch, on_device, regularize=regularize, compiled=False)
     if regularize not in trainer.captured:

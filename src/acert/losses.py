@@ -12,6 +12,7 @@ from acert.bounds import clean_pass
 from acert.bounds.checks import Domain
 from acert.methods import Method, Step
 from acert.precision import FLOAT32, Precision, products_in
+from acert.processes import ALONE, Part, Processes
 from acert.regularizers import l1_norm, relu_balance, tightness
 
 __all__ = ["TERMS", "Objective", "Scalars"]
@@ -39,6 +40,7 @@ class Objective:
     domain: Domain = (0.0, 1.0)
     elide: bool = True
     precision: Precision = FLOAT32
+    processes: Processes = ALONE
 
     def __call__(
         self,
@@ -49,17 +51,23 @@ class Objective:
         scalars: Tensor,
         *,
         regularize: bool,
+        share: float = 1.0,
     ) -> Tensor:
         """The terms of one batch, in the order of `TERMS`; the first one carries the gradient.
 
         The weights of standard and robust loss, kappa and 1 - kappa (Eq. 11), come in
-        `scalars`: before the radius schedule starts they are 1 and 0.
+        `scalars`: before the radius schedule starts they are 1 and 0. With several processes
+        the images are `share` of the batch, and the terms of all processes add up to those of
+        the whole.
         """
+        part = None if self.processes.count == 1 else Part(self.processes, share)
         with products_in(self.precision.clean, images.device):
-            logits, statistics = clean_pass(model, images)
+            logits, statistics = clean_pass(model, images, part=part)
         logits = logits.to(images.dtype)
         standard = F.cross_entropy(logits, labels)
-        correct = (logits.argmax(1) == labels).float().mean()
+        correct = (logits.argmax(1) == labels).to(logits.dtype).mean()
+        if part is not None:
+            standard, correct = share * standard, share * correct
         robust = regularization = torch.zeros_like(standard)
         loss = scalars[Scalars.STANDARD] * standard
         if self.method.uses_bounds and (self.method.kappa < 1 or regularize):
@@ -80,13 +88,18 @@ class Objective:
                 gradient_format=self.precision.gradient,
             )
             robust = F.cross_entropy(self.method.worst_case_logits(step), labels)
+            if part is not None:
+                robust = share * robust
             loss = loss + scalars[Scalars.ROBUST] * robust
             seen = None if step.output is None else step.output.bound_pass
             if regularize and seen is not None and seen.relu_inputs:  # both speak of ReLUs
-                regularization = tightness(seen.first_input, seen.relu_inputs) + relu_balance(
-                    seen.relu_inputs
-                )
+                regularization = tightness(
+                    seen.first_input, seen.relu_inputs, part=part
+                ) + relu_balance(seen.relu_inputs, part=part)
+                if part is not None:
+                    regularization = part.once(regularization)
                 loss = loss + scalars[Scalars.REGULARIZATION] * regularization
         if self.l1:
-            loss = loss + self.l1 * l1_norm(model)
+            norm = l1_norm(model)
+            loss = loss + self.l1 * (norm if part is None else part.once(norm))
         return torch.stack((loss, standard, robust, regularization, correct))

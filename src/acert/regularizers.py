@@ -1,6 +1,7 @@
 """Regularisers of the warm-up: tight bounds and balanced ReLUs. Boxes in, scalar out.
 
-Both look at the boxes that enter the ReLUs and are averaged over them. Denominators are
+Both look at the boxes that enter the ReLUs and are averaged over them; where several processes
+hold a `part` of the batch each, means and sums are those of the whole. Denominators are
 guarded before the division: a NaN that is only masked afterwards still poisons the gradient.
 """
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acert.bounds import Interval
+from acert.processes import Part
 
 __all__ = ["l1_norm", "relu_balance", "tightness"]
 
@@ -20,33 +22,37 @@ _TAU = 0.5
 _SMALLEST = 1e-30
 
 
-def tightness(first: Interval, relu_inputs: Sequence[Interval]) -> Tensor:
+def tightness(
+    first: Interval, relu_inputs: Sequence[Interval], *, part: Part | None = None
+) -> Tensor:
     """relu(tau - r0 / ri) / tau, averaged over the ReLUs: boxes should not outgrow the input's.
 
     r0 is the mean radius at the first layer, behind the normalisation and after clamping; ri
     that at the input of ReLU i.
     """
-    start = first.radius.mean()
+    mean = torch.mean if part is None else part.mean
+    start = mean(first.radius)
     terms = [
-        F.relu(_TAU - start / box.radius.mean().clamp(min=_SMALLEST)) / _TAU for box in relu_inputs
+        F.relu(_TAU - start / mean(box.radius).clamp(min=_SMALLEST)) / _TAU for box in relu_inputs
     ]
     return torch.stack(terms).mean()
 
 
-def relu_balance(relu_inputs: Sequence[Interval]) -> Tensor:
+def relu_balance(relu_inputs: Sequence[Interval], *, part: Part | None = None) -> Tensor:
     """relu(tau - rho) / tau for the balance of means and of variances, averaged over the ReLUs.
 
     rho compares what the surely active neurons hold with what the surely inactive ones do: the
     smaller over the larger. A ReLU with neither has nothing to balance and adds 0.
     """
+    mean, total = (torch.mean, torch.sum) if part is None else (part.mean, part.sum)
     terms = []
     for box in relu_inputs:
         center = box.center
         lower, upper = box.ends()
         active, inactive = lower > 0, upper < 0
-        deviation = (center - center.mean()).square()
-        terms.append(_imbalance((center * active).mean(), -(center * inactive).mean()))
-        terms.append(_imbalance((deviation * active).sum(), (deviation * inactive).sum()))
+        deviation = (center - mean(center)).square()
+        terms.append(_imbalance(mean(center * active), -mean(center * inactive)))
+        terms.append(_imbalance(total(deviation * active), total(deviation * inactive)))
     return torch.stack(terms).sum() / len(relu_inputs)
 
 

@@ -21,6 +21,7 @@ from acert.errors import InvalidInput, RunError
 from acert.losses import TERMS, Objective, Scalars
 from acert.methods import Attack, Method
 from acert.precision import FLOAT32, PRECISIONS
+from acert.processes import ALONE, Processes
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius, epoch_of
 
 __all__ = ["Batch", "Settings", "Tally", "Trainer"]
@@ -83,6 +84,13 @@ class Batch:
     index: Tensor
     draws: Draws | None
     noise: Tensor | None
+    # Samples in the batches of all processes together.
+    total: int
+
+    @property
+    def share(self) -> float:
+        """This process's share of them."""
+        return len(self.index) / self.total
 
 
 class Tally:
@@ -126,7 +134,14 @@ class Trainer:
     the tally of the epoch it is the whole state.
     """
 
-    def __init__(self, model: nn.Module, train: Split, settings: Settings) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Split,
+        settings: Settings,
+        *,
+        processes: Processes = ALONE,
+    ) -> None:
         if len(train) < settings.batch_size:
             raise InvalidInput(
                 f"`batch_size` must be at most the {len(train)} training samples; "
@@ -135,6 +150,13 @@ class Trainer:
         self.model = model
         self.train = train
         self.settings = settings
+        self.processes = processes
+        smallest = min(settings.batch_size, len(train) % settings.batch_size or len(train))
+        if 1 < smallest < processes.count:
+            raise InvalidInput(
+                f"a batch must hold a sample for each of the {processes.count} processes; the "
+                f"smallest has {smallest}: choose another `batch_size`, or fewer processes"
+            )
         self.device = train.images.device
         on_cuda = self.device.type == "cuda"
         # Lower precision buys nothing on a CPU, so there all is float32.
@@ -145,6 +167,7 @@ class Trainer:
             domain=settings.domain,
             elide=settings.elide,
             precision=self.precision,
+            processes=processes,
         )
         if on_cuda:  # the layout that convolutions are fastest in
             for parameter in model.parameters():
@@ -219,16 +242,18 @@ class Trainer:
             drawn = self.settings.augmentation.draw(count, generator=generator)
             draws = Draws(drawn.offsets.to(self.device), drawn.flips.to(self.device))
         for number in range(start, self.steps_per_epoch):
-            chosen = slice(number * size, (number + 1) * size)
-            index = order[chosen]
+            # Drawn for the batch as a whole, so that any number of processes sees the same.
+            whole = range(count)[number * size : (number + 1) * size]
+            own = self.processes.slice_of(len(whole))
+            chosen = slice(whole.start + own.start, whole.start + own.stop)
             noise = None
             if isinstance(self.settings.method, Attack):
                 seed = (self.settings.seed * 1_000_003 + epoch) * 1_000_003 + number
                 generator = torch.Generator(self.device).manual_seed(seed)
-                shape = (len(index), *self.train.images.shape[1:])
-                noise = torch.rand(shape, generator=generator, device=self.device) * 2 - 1
+                shape = (len(whole), *self.train.images.shape[1:])
+                noise = torch.rand(shape, generator=generator, device=self.device)[own] * 2 - 1
             part = None if draws is None else Draws(draws.offsets[chosen], draws.flips[chosen])
-            yield Batch(index, part, noise)
+            yield Batch(order[chosen], part, noise, len(whole))
 
     # -- one step -----------------------------------------------------------------------
 
@@ -254,9 +279,12 @@ class Trainer:
                 self.model, images, labels, cap, batch.noise, self.settings.domain
             )
         loss = self.loss if compiled else self.objective
-        terms = loss(self.model, images, labels, anchors, scalars, regularize=regularize)
+        terms = loss(
+            self.model, images, labels, anchors, scalars, regularize=regularize, share=batch.share
+        )
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(terms[0]).backward()  # type: ignore[no-untyped-call]
+        self._add_up_gradients()
         self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm)
         rate = self.optimizer.param_groups[0]["lr"]
@@ -266,7 +294,17 @@ class Trainer:
             self.optimizer.param_groups[0]["lr"] = float(scalars[Scalars.RATE])
         self.scaler.step(self.optimizer)  # not where a scaled gradient has overflowed
         self.scaler.update()
-        return terms.detach()
+        return self.processes.add_up(terms.detach())
+
+    def _add_up_gradients(self) -> None:
+        """Gives every process the gradient of the whole batch, in one message."""
+        if self.processes.count == 1:
+            return
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        flat = self.processes.add_up(torch.cat([gradient.flatten() for gradient in gradients]))
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, total in zip(gradients, torch.split(flat, sizes), strict=True):
+            gradient.copy_(total.view_as(gradient))
 
     def run_epoch(self, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
         """Trains to the end of the current epoch; returns the means of the terms.
@@ -281,7 +319,7 @@ class Trainer:
         mark = time.perf_counter()
         with self.arithmetic():
             for batch in self.batches(epoch, start):
-                self.tally.add(self._step(batch), len(batch.index), self.step)
+                self.tally.add(self._step(batch), batch.total, self.step)
                 self.step += 1
                 mark, before = time.perf_counter(), mark
                 self.tally.seconds += mark - before

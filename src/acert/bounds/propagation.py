@@ -16,6 +16,7 @@ from acert.bounds.checks import check_finite_float, check_model
 from acert.bounds.interval import BatchStatistics, BoundPass, Interval, intervals_in
 from acert.bounds.rounding import HALVES
 from acert.errors import InvalidInput, UnsupportedOperation
+from acert.processes import Part
 
 __all__ = ["Statistics", "clean_pass", "evaluation_logits", "interval_bounds", "propagate"]
 
@@ -91,11 +92,14 @@ class _Everywhere(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def clean_pass(model: nn.Module, images: Tensor) -> tuple[Tensor, Statistics]:
+def clean_pass(
+    model: nn.Module, images: Tensor, *, part: Part | None = None
+) -> tuple[Tensor, Statistics]:
     """The model's logits, and the statistics of each batch norm call that used the batch's own.
 
     The only call that moves running statistics, by PyTorch's own rule; bound passes of the
-    same step take the statistics, with gradient through them.
+    same step take the statistics, with gradient through them. Where the images are one
+    process's `part` of a batch, the statistics are those of the whole.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     >>> logits, statistics = clean_pass(model, torch.rand(8, 2))
@@ -104,7 +108,7 @@ def clean_pass(model: nn.Module, images: Tensor) -> tuple[Tensor, Statistics]:
     """
     if not torch.compiler.is_compiling():
         check_model(model, images)
-    recorder = _Recorder()
+    recorder = _Recorder(part)
     with recorder:
         logits = model(images)
     return logits, tuple(recorder.statistics)
@@ -113,8 +117,9 @@ def clean_pass(model: nn.Module, images: Tensor) -> tuple[Tensor, Statistics]:
 class _Recorder(TorchFunctionMode):
     """Notes the batch statistics of every `F.batch_norm` that normalises by them."""
 
-    def __init__(self) -> None:
+    def __init__(self, part: Part | None = None) -> None:
         super().__init__()
+        self.part = part
         self.statistics: list[BatchStatistics] = []
 
     def __torch_function__(
@@ -126,9 +131,40 @@ class _Recorder(TorchFunctionMode):
             dims = [dim for dim in range(input.ndim) if dim != 1]
             # Half precision would round the statistics themselves.
             wide = input.float() if input.dtype in HALVES else input
+            if self.part is not None:
+                return self._whole_batch_norm(self.part, wide, dims, *args[1:], **kwargs)
             variance, mean = torch.var_mean(wide, dims, correction=0)
             self.statistics.append(BatchStatistics(mean, variance))
         return func(*args, **kwargs)
+
+    def _whole_batch_norm(
+        self,
+        part: Part,
+        input: Tensor,
+        dims: list[int],
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """`F.batch_norm` by the statistics of the whole batch, and PyTorch's running ones."""
+        shape = (1, -1, *[1] * (input.ndim - 2))
+        mean = part.mean(input, dims)
+        centered = input - mean.view(shape)
+        variance = part.mean(centered.square(), dims)
+        self.statistics.append(BatchStatistics(mean, variance))
+        if running_mean is not None and running_var is not None:
+            count = round(input.numel() / input.shape[1] / part.share)
+            with torch.no_grad():
+                running_mean.lerp_(mean.to(running_mean), momentum)
+                running_var.lerp_((variance * (count / (count - 1))).to(running_var), momentum)
+        output = centered * (variance + eps).rsqrt().view(shape)
+        if weight is not None:
+            output = output * weight.view(shape)
+        return output if bias is None else output + bias.view(shape)
 
 
 class _Evaluation(TorchFunctionMode):
