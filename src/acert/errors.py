@@ -1,6 +1,13 @@
 """Every exception of acert. Each message names the parameter, the constraint and the value."""
 
-__all__ = ["AcertError", "DataError", "InvalidInput", "RunError", "UnsupportedOperation"]
+__all__ = [
+    "AcertError",
+    "DataError",
+    "InvalidInput",
+    "LostProcess",
+    "RunError",
+    "UnsupportedOperation",
+]
 
 
 class AcertError(Exception):
@@ -21,3 +28,7 @@ class DataError(AcertError):
 
 class RunError(AcertError):
     """A run folder, a checkpoint or a training run cannot go on."""
+
+
+class LostProcess(RunError):
+    """One of several training processes does not answer; each of the others raises this."""

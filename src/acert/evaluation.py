@@ -19,6 +19,7 @@ from acert.bounds.checks import check_batch_size
 from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
 from acert.data import Split, to_float
 from acert.errors import InvalidInput
+from acert.processes import ALONE, Processes
 from acert.radius import Status, certified_batches
 from acert.records import rounded_down
 from acert.rootfind import Brent
@@ -182,17 +183,24 @@ def certify(
     elide: bool = True,
     batch_size: int | None = None,
     progress: Callable[[int], None] | None = None,
+    processes: Processes = ALONE,
 ) -> Certificates:
     """The proven certified radius of every sample of a split (Def. 3.1).
 
     The arguments are those of `acert.certified_radius`. The model runs in evaluation mode and
     is left in the mode it was found in. `progress` is called with the number of samples done.
+    Of several `processes` each certifies a part, and each gets the whole.
     """
+    if len(split) < processes.count:
+        raise InvalidInput(
+            f"the {processes.count} processes need a sample each; got {len(split)} samples"
+        )
+    own = processes.slice_of(len(split))
     parts: list[tuple[Tensor, ...]] = []
     done = 0
     with evaluation_mode(model):
         for certified, at_zero in certified_batches(
-            model, to_float(split.images), split.labels,
+            model, to_float(split.images[own]), split.labels[own],
             max_radius=max_radius, bounds=bounds, arithmetic=arithmetic,
             domain=domain, elide=elide, batch_size=batch_size,
         ):  # fmt: skip
@@ -200,8 +208,9 @@ def certify(
             done += len(at_zero)
             if progress is not None:
                 progress(done)
+    mine = [torch.cat(column).cpu() for column in zip(*parts, strict=True)]
     value, status, _, prediction, at_zero = (
-        torch.cat(column).cpu() for column in zip(*parts, strict=True)
+        torch.cat(column) for column in zip(*processes.gathered(mine), strict=True)
     )
     count = len(split)
     return Certificates(

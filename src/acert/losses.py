@@ -60,7 +60,7 @@ class Objective:
         the images are `share` of the batch, and the terms of all processes add up to those of
         the whole.
         """
-        part = None if self.processes.count == 1 else Part(self.processes, share)
+        part = Part(self.processes, share) if self.processes.joined else None
         with products_in(self.precision.clean, images.device):
             logits, statistics = clean_pass(model, images, part=part)
         logits = logits.to(images.dtype)

@@ -298,7 +298,7 @@ class Trainer:
 
     def _add_up_gradients(self) -> None:
         """Gives every process the gradient of the whole batch, in one message."""
-        if self.processes.count == 1:
+        if not self.processes.joined:
             return
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         flat = self.processes.add_up(torch.cat([gradient.flatten() for gradient in gradients]))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from acert import data, records
@@ -29,6 +30,7 @@ from acert.errors import InvalidInput, RunError
 from acert.evaluation import Certificates, certify
 from acert.experiments.experiment import build_own
 from acert.experiments.run import record_certification
+from acert.processes import join, local_device
 from acert.zoo import load_model, load_weights, run_experiment, run_folder
 
 __all__ = ["add"]
@@ -78,7 +80,8 @@ def add(verbs: Any) -> Parser:
 
 
 def _certify(options: argparse.Namespace) -> int:
-    device = chosen_device(options.device)
+    device = local_device(chosen_device(options.device))
+    processes = join(torch.device(device))
     own = {"model": options.model, "weights": options.weights, "dataset": options.dataset}
     if options.run is not None:
         given = [f"--{name}" for name in ("weights", "dataset") if own[name] is not None]
@@ -137,8 +140,12 @@ def _certify(options: argparse.Namespace) -> int:
     certificates = certify(
         model, here, max_radius=max_radius, bounds=options.bounds,
         arithmetic=options.arithmetic, domain=domain, elide=elide,
-        batch_size=options.batch_size, progress=counter(len(split)),
+        batch_size=options.batch_size, processes=processes,
+        progress=counter(len(split)) if processes.first else None,
     )  # fmt: skip
+    processes.leave()
+    if not processes.first:
+        return 0
     # Before the attack, which may take longer than anyone waits.
     record_certification(out, certificates, split)
     (out / _GAP).unlink(missing_ok=True)  # it may be of other certificates

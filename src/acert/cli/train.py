@@ -8,6 +8,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from acert import data
 from acert.cli.flags import (
     Parser,
@@ -25,6 +27,7 @@ from acert.experiments.override import field_names
 from acert.experiments.recipes import recipe
 from acert.experiments.run import resume_run, train_run
 from acert.methods import METHODS
+from acert.processes import Processes, join, local_device
 from acert.schedules import SmoothRadius, StepDecay
 from acert.zoo import run_experiment
 
@@ -74,7 +77,8 @@ def add(verbs: Any) -> Parser:
 
 
 def _train(options: argparse.Namespace) -> None:
-    device = chosen_device(options.device)
+    device = local_device(chosen_device(options.device))
+    processes = join(torch.device(device))
     factory = (
         None if options.model is None or ":" not in options.model else own_model(options.model)
     )
@@ -82,10 +86,10 @@ def _train(options: argparse.Namespace) -> None:
         _check_resume(options)
         run = resume_run(
             options.resume, data_dir=options.data_dir, device=device, model=factory,
-            tensorboard=options.tensorboard, command=options.command,
+            tensorboard=options.tensorboard, command=options.command, processes=processes,
         )  # fmt: skip
     else:
-        experiment = _experiment(options)
+        experiment = _experiment(options, processes)
         settings = experiment.settings
         if options.show:
             for name, value in field_names(experiment).items():
@@ -96,21 +100,27 @@ def _train(options: argparse.Namespace) -> None:
             "runs",
             f"{experiment.dataset}-{method}-k{settings.method.kappa:g}-s{settings.seed}",
         )
-        print(
-            f"{experiment.dataset}, {method}, kappa {settings.method.kappa:g}, max_radius "
-            f"{settings.max_radius:.4g}, {_epochs(settings.epochs)}, seed {settings.seed}, {device}"
-        )
+        if processes.first:
+            together = f", {processes.count} processes" if processes.joined else ""
+            print(
+                f"{experiment.dataset}, {method}, kappa {settings.method.kappa:g}, max_radius "
+                f"{settings.max_radius:.4g}, {_epochs(settings.epochs)}, seed {settings.seed}, "
+                f"{device}{together}"
+            )
         run = train_run(
             experiment, out=out, data_dir=options.data_dir, device=device, model=factory,
-            tensorboard=options.tensorboard, command=options.command,
+            tensorboard=options.tensorboard, command=options.command, processes=processes,
         )  # fmt: skip
+    processes.leave()
+    if not processes.first:
+        return
     last = run.history[-1]
     if "art" in last:
         print(f"validation: {figures(last['accuracy'], last['acr'], last['art'])}")
     print(f"the run is in {run.folder}; for its test set: acert certify {run.folder}")
 
 
-def _experiment(options: argparse.Namespace) -> Experiment:
+def _experiment(options: argparse.Namespace, processes: Processes) -> Experiment:
     """The recipe that the flags ask for."""
     dataset, method = options.dataset or "digits", options.method or "acert"
     # --show needs no data.
@@ -122,7 +132,7 @@ def _experiment(options: argparse.Namespace) -> Experiment:
         train_on_all=options.train_on_all, domain=None if facts is None else facts.domain,
     )  # fmt: skip
     whole = recipe(dataset, method, kappa=options.kappa).settings.epochs
-    if options.epochs is not None and options.epochs != whole:
+    if options.epochs is not None and options.epochs != whole and processes.first:
         print(_schedules(experiment), file=sys.stderr)
     return experiment
 

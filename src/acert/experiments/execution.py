@@ -15,12 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from acert import records
+from acert import metrics, records
 from acert.data import Split
-from acert.errors import RunError
+from acert.errors import LostProcess, RunError
 from acert.evaluation import evaluate
 from acert.experiments.environment import environment
 from acert.experiments.progress import Progress
+from acert.processes import is_loss_of_a_process
 from acert.records import Row
 from acert.training import Trainer
 
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 SAVE_EVERY = 60.0
+_AGREE_EVERY = 10  # steps between two questions whether to stop
 
 
 @final
@@ -58,6 +60,7 @@ class Execution:
         self.save_every = save_every
         self.listeners = listeners
         self.rows: list[Row] = []
+        self.processes = trainer.processes
         # The row of an epoch that is trained but not validated yet.
         self.pending: Row | None = None
         self.stop_requested = False
@@ -83,8 +86,20 @@ class Execution:
             self._write_environment(command)
             if state is None:
                 self.save()
+        if self.processes.joined:
+            self._start_together()
         for listener in self.listeners:
             listener.start(self.trainer)
+
+    def _start_together(self) -> None:
+        """Gives every process the state, the rows and the pending row of the first."""
+        known = (self.trainer.state()[1], self.rows, self.pending)
+        numbers, self.rows, self.pending = self.processes.as_first(known)
+        tensors = self.trainer.state()[0] if self.processes.first else {}
+        tensors = self.processes.tensors_as_first(tensors, self.trainer.device)
+        if not self.processes.first:
+            host = {name: value.cpu() for name, value in tensors.items()}
+            self.trainer.restore(host, numbers)
 
     def train(self, go_on: str) -> None:
         """Trains to the end; a failure names the last good state, a stop says how to go on."""
@@ -97,9 +112,19 @@ class Execution:
             if self.folder is not None:
                 where = f"{self.folder / records.STATE}, step {self.saved_step}"
             raise RunError(f"{error}; the last good checkpoint: {where}") from error
+        except RuntimeError as error:
+            if not (self.processes.joined and is_loss_of_a_process(error)):
+                raise
+            with suppress(RunError):
+                self.writer.wait()
+            raise LostProcess(
+                f"another process has died, so this one stops, after step {self.trainer.step}; "
+                f"the last checkpoint goes on with: {go_on}"
+            ) from error
         except Stop:
-            self.save()
-            self.writer.wait()
+            if self.folder is not None:
+                self.save()
+                self.writer.wait()
             step, total = self.trainer.step, self.trainer.total_steps
             raise KeyboardInterrupt(
                 f"stopped after step {step} of {total}, with everything saved. To go on: {go_on}"
@@ -153,13 +178,22 @@ class Execution:
             return {}
         if self.folder is not None and self._since_save() >= self.save_every:
             self.save()
-        with self.trainer.arithmetic():
-            found = evaluate(
-                self.trainer.model, self.validation, max_radius=settings.max_radius,
-                domain=settings.domain, elide=settings.elide,
-                progress=lambda done: self._stop_if_asked(),
-            )  # fmt: skip
-        return dict(vars(found))
+        own = self.processes.slice_of(len(self.validation))
+        part = Split(self.validation.images[own], self.validation.labels[own])
+        sums = torch.zeros(2, dtype=torch.float64, device=self.trainer.device)
+        if len(part):
+            with self.trainer.arithmetic():
+                found = evaluate(
+                    self.trainer.model, part, max_radius=settings.max_radius,
+                    domain=settings.domain, elide=settings.elide,
+                    # Several processes stop between two steps only, where all of them are alike.
+                    progress=None if self.processes.joined else lambda _: self._stop_if_asked(),
+                )  # fmt: skip
+            if not self.processes.joined:
+                return dict(vars(found))
+            sums += torch.tensor([found.accuracy, found.acr]).to(sums) * len(part)
+        accuracy, acr = (self.processes.add_up(sums) / len(self.validation)).tolist()
+        return {"accuracy": accuracy, "acr": acr, "art": metrics.art(accuracy, acr)}
 
     def _on_step(self, step: int) -> None:
         for listener in self.listeners:
@@ -170,7 +204,14 @@ class Execution:
 
     def _stop_if_asked(self) -> None:
         # Without a folder nothing could be saved, and no handler is in place.
-        if self.stop_requested:
+        asked = self.stop_requested
+        if self.processes.joined:
+            if self.trainer.step % _AGREE_EVERY:
+                return
+            # A signal reaches them at different steps.
+            votes = torch.tensor(float(asked), device=self.trainer.device)
+            asked = bool(self.processes.add_up(votes) > 0)
+        if asked:
             raise Stop
 
     def _since_save(self) -> float:
@@ -292,7 +333,8 @@ def stop_on_signal(execution: Execution) -> Iterator[None]:
 
     # Without a folder there is nothing to save; only the main thread may set handlers; a
     # signal that is ignored (nohup) stays so.
-    if execution.folder is not None and threading.current_thread() is threading.main_thread():
+    answers = execution.folder is not None or execution.processes.joined
+    if answers and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, ask)

@@ -46,6 +46,7 @@ from acert.experiments.experiment import (
 )
 from acert.experiments.progress import Events, Progress, display
 from acert.methods import Method
+from acert.processes import ALONE, Processes
 from acert.records import Row
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius
 from acert.training import Settings, Trainer
@@ -93,12 +94,14 @@ def train_run(
     tensorboard: bool = False,
     command: Sequence[str] | None = None,
     save_every: float = SAVE_EVERY,
+    processes: Processes = ALONE,
 ) -> Run:
     """Trains an experiment into the folder `out`, which must not exist yet unless `resume`.
 
     `model` is needed where the network is a user's own: a module, taken as it is, or a factory,
     called with (input_shape, num_classes) and initialised as the experiment says. Ctrl-C and
-    SIGTERM save the state and raise KeyboardInterrupt, whose message says how to go on.
+    SIGTERM save the state and raise KeyboardInterrupt, whose message says how to go on. Of
+    several `processes` each calls this with the same arguments, and the first one writes.
     """
     folder = Path(out)
     check_seed(experiment.settings.seed)
@@ -106,7 +109,7 @@ def train_run(
     if resume:
         refuse_other(folder, "experiment", config["experiment"])
         data_dir = data_dir or records.read_local(folder).get("data_dir")
-    else:
+    elif processes.first:
         records.check_free(folder)
     settings = experiment.settings
     dataset = data.load(experiment.dataset, data_dir=data_dir, train_on_all=experiment.train_on_all)
@@ -122,7 +125,8 @@ def train_run(
             validate_every=experiment.validate_every,
             progress=progress, tensorboard=tensorboard, command=command, save_every=save_every,
             local={"data_dir": None if data_dir is None else str(Path(data_dir).resolve())},
-            go_on=f"acert train --resume {shlex.quote(str(folder))}",
+            go_on=f"{_program(processes)} train --resume {shlex.quote(str(folder))}",
+            processes=processes,
         )  # fmt: skip
 
 
@@ -136,13 +140,20 @@ def resume_run(
     tensorboard: bool = False,
     command: Sequence[str] | None = None,
     save_every: float = SAVE_EVERY,
+    processes: Processes = ALONE,
 ) -> Run:
     """Goes on with the run in the folder `out`, by its own config; a finished one is loaded."""
     return train_run(
         read_experiment(Path(out)), out=out, data_dir=data_dir, device=device, resume=True,
         model=model, progress=progress, tensorboard=tensorboard, command=command,
-        save_every=save_every,
+        save_every=save_every, processes=processes,
     )  # fmt: skip
+
+
+def _program(processes: Processes) -> str:
+    if not processes.joined:
+        return "acert"
+    return f"torchrun --nproc-per-node={processes.count} -m acert"
 
 
 def train(
@@ -286,27 +297,34 @@ def _run(
     save_every: float,
     local: dict[str, Any],
     go_on: str,
+    processes: Processes = ALONE,
 ) -> Run:
     """Checks, prepares the folder, trains to the end and writes what the run leaves behind."""
+    if not processes.first:
+        folder, progress, tensorboard = None, False, False
     facts = _facts(dataset)
     model.to(device)
     train_split = dataset.train.to(device)
     _check_fit(model, replace(dataset, train=train_split), settings, exact="experiment" in config)
-    trainer = Trainer(model, train_split, settings)
+    trainer = Trainer(model, train_split, settings, processes=processes)
     if settings.method.uses_bounds:
         _check_training_mode(model, train_split, settings)
     listener = display(progress, every=validate_every)
     listeners = [listener]
     validation = None if dataset.validation is None else dataset.validation.to(device)
     execution = Execution(trainer, validation, validate_every, folder, save_every, listeners)
+    finished = folder is not None and resume and records.is_finished(folder)
+    if processes.as_first(finished):
+        if folder is None:
+            return Run(model.eval(), [])
+        refuse_other(folder, "data", facts)
+        weights = records.read_weights(folder)
+        fitted(folder, lambda: model.load_state_dict(to_tensors(weights)))
+        listener.note(f"the run in {folder} is finished already")
+        return Run(model.eval(), records.read_metrics(folder), folder)
     if folder is not None:
         if resume:
             refuse_other(folder, "data", facts)
-            if records.is_finished(folder):
-                weights = records.read_weights(folder)
-                fitted(folder, lambda: model.load_state_dict(to_tensors(weights)))
-                listener.note(f"the run in {folder} is finished already")
-                return Run(model.eval(), records.read_metrics(folder), folder)
         if tensorboard:
             listeners.append(Events(folder / "events"))
         if not resume:
