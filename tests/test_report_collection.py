@@ -88,6 +88,25 @@ def test_hardware(tmp_path, facts, hardware):
     assert read_run(folder).environment.hardware == hardware
 
 
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, "long", True])
+def test_a_time_that_is_none_is_left_out(tmp_path, seconds):
+    folder = make_run(tmp_path / "a")
+    records.write_environment(folder, {"seconds": seconds})
+    assert read_run(folder).environment.seconds is None
+
+
+def test_a_solver_without_steps_has_none(tmp_path):
+    method = {"class": "Acert", "kappa": 0.0, "solver": {"class": "Brent", "max_steps": None}}
+    assert read_run(make_run(tmp_path / "a", settings={"method": method})).root_steps is None
+
+
+@pytest.mark.parametrize("steps", [math.inf, "2", 1.5])
+def test_root_steps_that_are_no_number_are_damage(tmp_path, steps):
+    method = {"class": "Acert", "kappa": 0.0, "solver": {"class": "Brent", "max_steps": steps}}
+    with pytest.raises(RunError, match="'max_steps' must be of type int"):
+        read_run(make_run(tmp_path / "a", settings={"method": method}))
+
+
 def test_images_that_are_no_pictures_are_left_out(tmp_path):
     assert read_run(make_run(tmp_path / "a", pictures=(2,))).certification.most is None
     assert read_run(make_run(tmp_path / "b", pictures=None)).certification.least is None
@@ -130,7 +149,7 @@ def test_an_attack_at_a_certified_radius_raises_the_alarm(tmp_path, arithmetic, 
     collection = collect([tmp_path / "y"])
     (alarm,) = collection.alarms
     assert "ACERT" in alarm
-    assert "inside a certified radius: 2" in alarm
+    assert "2 of 40 attacked images were broken inside their certified radius" in alarm
     assert words in alarm
     assert collect([tmp_path / "x"]).alarms == ()
 
@@ -384,9 +403,9 @@ def test_variants_of_a_method_are_told_apart(tmp_path):
     make_run(tmp_path / "d", method="FastIBP")
     labels = {group.runs[0].name: group.label for group in collect([tmp_path]).groups}
     assert labels == {
-        "a": "ACERT, root steps 2, radius schedule SmoothRadius, \u03ba 0",
-        "b": "ACERT, root steps 9, radius schedule SmoothRadius, \u03ba 0",
-        "c": "ACERT, root steps 2, radius schedule FullRadius, \u03ba 0",
+        "a": "ACERT, root steps 2, schedule SmoothRadius, \u03ba 0",
+        "b": "ACERT, root steps 9, schedule SmoothRadius, \u03ba 0",
+        "c": "ACERT, root steps 2, schedule FullRadius, \u03ba 0",
         "d": "FastIBP, \u03ba 0",
     }
 

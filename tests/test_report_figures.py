@@ -2,6 +2,7 @@
 
 import itertools
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from tests.made_runs import make_run
 
 from acert.errors import InvalidInput
 from acert.report import collect, figures, smallest_kappa
-from acert.report.appearance import look
+from acert.report.appearance import look, looks
+from acert.report.drawing import Labelled, draw_contours, empty_figure, label_points, line_style
 from acert.report.run import METHOD_NAMES
 
 
@@ -32,9 +34,9 @@ def test_trade_off_has_each_group_at_its_means(groups):
     (axes,) = figure.axes
     assert axes.get_xlabel() == "ACR (%)"
     assert axes.get_ylabel() == "Accuracy (%)"
-    bars = {container.get_label(): container for container in axes.containers}
-    assert list(bars) == ["ACERT", "FastIBP"]
-    for method, container in bars.items():
+    methods = axes.get_legend_handles_labels()[1]
+    assert methods == ["ACERT", "FastIBP"]
+    for method, container in zip(methods, axes.containers, strict=True):
         mine = [group for group in groups if group.method == method]
         x, y = container[0].get_data()
         assert x.tolist() == [100 * group.acr.mean for group in mine]
@@ -62,14 +64,15 @@ def test_kappas_stand_beside_their_points(groups):
     (axes,) = figures.trade_off(groups).axes
     kappas = [text.get_text() for text in axes.texts if text.get_color() != "#6b6b6b"]
     assert 2 <= len(kappas) <= 4
-    assert set(kappas) <= {"0", "0.5"}
+    # The first of a method says what the numbers are.
+    assert set(kappas) <= {"\u03ba 0", "0.5"}
 
 
 def test_many_points_carry_no_kappas_and_crowded_ones_only_some(tmp_path):
     for i in range(17):
         make_run(tmp_path / str(i), kappa=i / 20, status=np.full(40, 1), radius=np.full(40, 0.3))
     many = collect([tmp_path]).groups
-    kappas = {f"{i / 20:g}" for i in range(17)}
+    kappas = {"\u03ba 0", *(f"{i / 20:g}" for i in range(1, 17))}
     assert not kappas & {text.get_text() for text in figures.trade_off(many).axes[0].texts}
     crowded = {text.get_text() for text in figures.trade_off(many[:8]).axes[0].texts} & kappas
     assert 1 <= len(crowded) <= 4
@@ -89,6 +92,7 @@ def test_the_gap_lies_between_certified_and_attacked(groups):
     (axes,) = figures.attack_gap(chosen).axes
     uppers = [line.get_ydata() for line in axes.lines if line.get_label().startswith("_")]
     assert len(uppers) == 2
+    assert axes.get_legend_handles_labels()[1][2:] == ["certified", "not broken by attack"]
     for group, upper in zip(chosen, uppers, strict=True):
         assert upper.tolist() == (100 * group.gap[1].mean).tolist()
         assert (upper >= _line(axes, group.label).get_ydata()).all()
@@ -132,7 +136,8 @@ def test_class_radii_by_name_and_by_rank(tmp_path, groups):
 def test_distribution_has_its_ends_as_points(groups):
     (axes,) = figures.radius_distribution(groups[:1]).axes
     found = groups[0].distribution
-    ends = _line(axes, groups[0].label)
+    assert axes.get_legend_handles_labels()[1] == [groups[0].label]
+    (ends,) = [line for line in axes.lines if len(line.get_xdata()) == 2]
     assert ends.get_xdata().tolist() == [0, 0.3]
     assert ends.get_ydata().tolist() == [100 * found.at_zero, 100 * found.at_max]
     assert axes.patches[0].get_data().values.tolist() == (100 * found.share).tolist()
@@ -161,6 +166,13 @@ def test_saved_for_a_paper(tmp_path, groups):
     assert "DejaVuSans" in text
     again = figures.certified_accuracy_curves(smallest_kappa(groups))
     assert figures.save(again, tmp_path, "again")[0].read_text() == text
+
+
+def test_a_private_class_has_its_place_in_the_legend(tmp_path):
+    make_run(tmp_path / "a", method="_Mine")
+    for draw in (figures.trade_off, figures.radius_distribution, figures.class_radii):
+        legend = draw(collect([tmp_path]).groups).legends[0]
+        assert [text.get_text().split(",")[0].strip() for text in legend.get_texts()] == ["_Mine"]
 
 
 def test_a_name_the_font_lacks_is_no_failure(tmp_path):
@@ -224,9 +236,61 @@ def test_markers_and_dashes_differ():
     assert len({one.marker for one in looks}) == len({one.dashes for one in looks}) == 8
 
 
-def test_variants_of_one_method_are_filled_and_hollow(tmp_path):
-    make_run(tmp_path / "a")
-    make_run(tmp_path / "b", epochs=8)
-    (axes,) = figures.certified_accuracy_curves(collect([tmp_path]).groups).axes
-    faces = [line.get_markerfacecolor() for line in axes.lines]
-    assert faces == ["#0067a8", "white"]
+def test_variants_of_one_method_differ_and_the_first_looks_like_it(tmp_path):
+    for epochs in (10, 2, 5):
+        make_run(tmp_path / str(epochs), epochs=epochs)
+    groups = collect([tmp_path]).groups
+    assert [group.variant for group in groups] == ["epochs 2", "epochs 5", "epochs 10"]
+    assert groups[0].look == look("ACERT", [])
+    (axes,) = figures.certified_accuracy_curves(groups).axes
+    assert len({line.get_color() for line in axes.lines}) == 3
+    assert len({line.get_marker() for line in axes.lines}) == 3
+    # The same in a figure that shows only one of them.
+    (axes,) = figures.certified_accuracy_curves(groups[2:]).axes
+    assert axes.lines[0].get_color() == groups[2].look.light
+
+
+def test_looks_differ_while_there_are_any():
+    known = [(name, "") for name in METHOD_NAMES.values()]
+    assert list(looks(known).values()) == [look(name, []) for name, _ in known]
+    found = looks([*known, *((f"Other {i}", "") for i in range(10))])
+    assert len(set(found.values())) == 16
+    assert [one.hollow for one in found.values()] == [False] * 8 + [True] * 8
+
+
+def test_a_hollow_look_is_drawn_hollow():
+    style = line_style(replace(look("ACERT", []), hollow=True))
+    assert (style["markerfacecolor"], style["markeredgecolor"]) == ("white", "#0067a8")
+
+
+def test_a_long_legend_makes_the_figure_higher_and_its_names_shorter(tmp_path):
+    for i in range(12):
+        make_run(tmp_path / str(i), method=f"{i} {'long' * 40}")
+    groups = collect([tmp_path]).groups
+    few, many = (figures.certified_accuracy_curves(some) for some in (groups[:2], groups))
+    assert many.get_figheight() - few.get_figheight() == pytest.approx(1.4)
+    words = [text.get_text() for text in many.legends[0].get_texts()]
+    assert all(word.endswith("\N{HORIZONTAL ELLIPSIS}") and len(word) < 50 for word in words)
+
+
+def test_an_axis_starts_where_the_curves_are(tmp_path, groups):
+    make_run(tmp_path / "a", status=np.full(40, 1), radius=np.full(40, 0.3))
+    high = collect([tmp_path]).groups
+    assert figures.certified_accuracy_curves(high).axes[0].get_ylim() == (90, 102)
+    assert figures.certified_accuracy_curves(groups).axes[0].get_ylim() == (0, 102)
+
+
+def test_epochs_are_whole_numbers(groups):
+    for axes in figures.training_curves(groups).axes:
+        assert all(tick == int(tick) for tick in axes.get_xticks())
+
+
+def test_words_rather_cross_a_bar_than_vanish_and_contours_keep_off_the_points():
+    around = [Labelled("0.5", x, y, 9, 9, "#000000") for x in (50, 51) for y in (80, 82)]
+    with empty_figure(2.5) as (figure, axes):
+        axes.set(xlim=(40, 60), ylim=(70, 90))
+        draw_contours(axes, around)
+        marks = [text.get_position() for text in axes.texts]
+        label_points(figure, axes, around)
+    assert sum(text.get_text() == "0.5" for text in axes.texts) == 4
+    assert all(abs(x - 50.5) > 1 or abs(y - 81) > 1 for x, y in marks)

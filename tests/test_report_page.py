@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import os
 import re
 import shutil
 import struct
@@ -68,9 +69,9 @@ def test_figures_of_runs_are_the_records_digit_for_digit(collection):
     for entry, group in zip(shown["groups"], collection.groups, strict=True):
         assert entry["label"] == group.label
         if group.n:
-            assert entry["accuracy"] == [group.accuracy.mean, group.accuracy.std]
-            assert entry["acr"] == [group.acr.mean, group.acr.std]
-            assert entry["art"] == [group.art.mean, group.art.std]
+            for name in ("accuracy", "acr", "art"):
+                spread = getattr(group, name)
+                assert entry[name] == [spread.mean, spread.std, spread.n]
             assert entry["curve"]["mean"] == pytest.approx(group.curve.mean, rel=1e-4)
 
 
@@ -150,7 +151,7 @@ def test_the_report_is_complete_and_can_be_made_again(collection, tmp_path):
     expected += [f"figures/{name}.{kind}" for name in names for kind in ("svg", "png")]
     assert [path.relative_to(tmp_path / "report").as_posix() for path in paths] == expected
     assert all(path.stat().st_size > 100 for path in paths)
-    (tmp_path / "report" / "index.html").write_text("stale")
+    paths[0].write_text(paths[0].read_text(encoding="utf-8") + "stale", encoding="utf-8")
     (tmp_path / "report" / "mine.txt").write_text("kept")
     assert write_page(collection, tmp_path / "report") == paths[:3]
     assert paths[0].read_text(encoding="utf-8") == page(collection)
@@ -163,6 +164,24 @@ def test_figures_that_have_nothing_to_show_are_left_out(tmp_path):
     assert {path.stem for path in paths} == {
         "trade-off", "certified-accuracy", "radius-distribution", "class-radii",
     }  # fmt: skip
+
+
+def test_figures_of_an_earlier_report_are_not_left_behind(tmp_path):
+    for name in ("attack-gap.png", "attack-gap.svg", "mine.png"):
+        (tmp_path / "figures").mkdir(exist_ok=True)
+        (tmp_path / "figures" / name).touch()
+    make_run(tmp_path / "runs" / "a")
+    write_figures(collect([tmp_path / "runs"]), tmp_path / "figures")
+    assert not list((tmp_path / "figures").glob("attack-gap.*"))
+    assert (tmp_path / "figures" / "mine.png").is_file()
+
+
+def test_a_page_of_somebody_else_is_not_overwritten(collection, tmp_path):
+    (tmp_path / "index.html").write_text("my own home page")
+    with pytest.raises(RunError, match=r"index.html is no report of acert: choose another folder"):
+        write_page(collection, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+    assert (tmp_path / "index.html").read_text() == "my own home page"
 
 
 def test_a_folder_that_cannot_be_written(collection, tmp_path):
@@ -191,6 +210,7 @@ def test_the_command_refuses_in_one_line(tmp_path, capsys, monkeypatch):
     assert "a has 0.3, b has 0.2; choose one with --max-radius" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
     assert main(["report", str(tmp_path), "--max-radius", "1/5", "--out", str(tmp_path / "r")]) == 0
+    assert capsys.readouterr().out.startswith("digits: 1 certified run in 1 setting, 0 not")
 
 
 def test_without_matplotlib_there_are_no_figures(runs, tmp_path, capsys, monkeypatch):
@@ -210,27 +230,31 @@ def test_help_has_examples(capsys):
 def many(tmp_path_factory):
     """200 runs of 200 epochs: two methods, ten kappas, ten seeds."""
     folder = tmp_path_factory.mktemp("many")
-    for method, kappa, seed in itertools.product(("Acert", "Sabr"), range(10), range(10)):
-        make_run(
-            folder / f"{method}-{kappa}-{seed}", method=method, kappa=kappa / 10, seed=seed,
-            epochs=200, samples=1000, classes=10, pictures=(3, 32, 32), attacked=True,
-        )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        # Hundreds of files that need not survive a power cut.
+        patch.setattr(os, "fsync", lambda handle: None)
+        for method, kappa, seed in itertools.product(("Acert", "Sabr"), range(10), range(10)):
+            make_run(
+                folder / f"{method}-{kappa}-{seed}", method=method, kappa=kappa / 10, seed=seed,
+                epochs=200, samples=1000, classes=10, pictures=(3, 32, 32), attacked=True,
+            )  # fmt: skip
     return folder
 
 
 TIMED = """
 import sys, time
 from pathlib import Path
-start = time.perf_counter()
+start = time.process_time()
 from acert.report import collect, write_report
 collection = collect([Path(sys.argv[1])])
 write_report(collection, Path(sys.argv[2]))
-print(len(collection.runs), time.perf_counter() - start)
+print(len(collection.runs), time.process_time() - start)
 """
 
 
 def test_two_hundred_runs_take_under_ten_seconds_and_five_megabytes(many, tmp_path):
-    # In a process of its own, where no coverage is measured.
+    # In a process of its own, where no coverage is measured; its own time, because tests share
+    # the machine.
     command = [sys.executable, "-c", TIMED, str(many), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     count, seconds = done.stdout.split()
@@ -416,6 +440,26 @@ def test_hovering_and_focusing_tell_the_run(opened, collection):
     assert not tip.is_visible()
 
 
+def test_hovering_a_dot_tells_its_single_run(opened, collection):
+    tab = opened()
+    # Not under a mean, which lies above the dots.
+    run, place = tab.evaluate(
+        """(() => { const middle = (node) => { const box = node.getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2]; };
+          const means = [...document.querySelectorAll(".point .marker")].map(middle);
+          const dots = [...document.querySelectorAll(".dot")].map(middle);
+          const free = ([x, y]) => means.every(([a, b]) => Math.hypot(a - x, b - y) > 20);
+          const at = dots.findIndex(free);
+          return [at, dots[at]]; })()"""
+    )
+    tab.mouse.move(*place)
+    runs = [run for group in collection.groups if group.n > 1 for run in group.runs]
+    for words in (runs[run].name, f"{100 * runs[run].certification.art:.2f}"):
+        assert words in tab.locator("#tip").text_content()
+    tab.mouse.move(5, 5)
+    assert not tab.locator("#tip").is_visible()
+
+
 @pytest.mark.parametrize("figure", ["curves", "gap", "distribution", "classes", "training"])
 def test_lines_are_read_by_pointer_and_by_keys(opened, figure):
     tab = opened()
@@ -436,15 +480,53 @@ def test_lines_are_read_by_pointer_and_by_keys(opened, figure):
     assert not tab.locator("#tip").is_visible()
 
 
+def _column(tab, name):
+    """The cells of a column of the table of results, from top to bottom."""
+    place = tab.locator("#runs th").all_text_contents().index(name) + 1
+    return tab.locator(f"#runs tbody tr td:nth-child({place})").all_text_contents()
+
+
+def test_the_table_of_settings_has_means_and_spreads(opened, collection):
+    tab = opened()
+    assert tab.locator("#lists [aria-pressed=true]").text_content() == "Mean over seeds"
+    groups = collection.groups
+    assert _column(tab, "n") == [str(group.n) if group.n else "\u2013" for group in groups]
+
+    def shown(spread):
+        std = "" if spread.std is None else f" \u00b1 {100 * spread.std:.2f}"
+        return f"{100 * spread.mean:.2f}{std}"
+
+    for name, figure in (("Acc", "accuracy"), ("ACR", "acr"), ("ART", "art")):
+        wanted = [shown(getattr(group, figure)) if group.n else "\u2013" for group in groups]
+        assert _column(tab, name) == wanted
+    best = max((group.art for group in groups if group.n), key=lambda spread: spread.mean)
+    assert shown(best) in tab.locator("#runs td b").all_text_contents()
+    assert tab.locator("#runs td b").count() == 3
+    # By the means, and not by their words: 100 would come before 20.
+    tab.locator("#runs th", has_text="ART").locator("button").click()
+    means = sorted(group.art.mean for group in groups if group.n)
+    assert [cell.split()[0] for cell in _column(tab, "ART")] == [
+        *(f"{100 * mean:.2f}" for mean in means), "\u2013",
+    ]  # fmt: skip
+
+
+def test_attacks_on_some_seeds_say_on_how_many(opened, tmp_path):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / str(seed), seed=seed, attacked=seed == 0)
+    tab = opened(at=write_page(collect([tmp_path]), tmp_path)[0].as_uri())
+    (cell,) = _column(tab, "Attacked ACR")
+    assert cell.endswith(" (n = 1)")
+
+
 def test_the_table_sorts(opened, collection):
     tab = opened()
+    tab.get_by_role("button", name="Single runs").press("Enter")
     head = tab.locator("#runs th", has_text="ART")
-    column = tab.locator("#runs th").all_text_contents().index("ART")
 
     def shown():
-        cells = tab.locator(f"#runs tbody tr td:nth-child({column + 1})").all_text_contents()
-        assert cells[-1] == "\u2013", "what is not known stays last"
-        return cells[:-1]
+        *cells, last = _column(tab, "ART")
+        assert last == "\u2013", "what is not known stays last"
+        return cells
 
     figures = sorted(run.certification.art for run in collection.runs if run.certification)
     assert head.get_attribute("aria-sort") == "none"
@@ -455,29 +537,47 @@ def test_the_table_sorts(opened, collection):
     assert head.get_attribute("aria-sort") == "descending"
     assert shown() == [f"{100 * art:.2f}" for art in reversed(figures)]
     tab.locator("#runs th", has_text="Run").first.locator("button").press("Enter")
-    names = tab.locator("#runs tbody td:first-child").all_text_contents()
-    assert names[:2] == ["acert-k0-s0", "acert-k0-s1"]
+    assert _column(tab, "Run")[:2] == ["acert-k0-s0", "acert-k0-s1"]
     assert head.get_attribute("aria-sort") == "none"
 
 
 def test_the_table_filters(opened, collection):
     tab = opened()
     rows = tab.locator("#runs tbody tr:visible")
-    assert rows.count() == len(collection.runs)
+    assert rows.count() == len(collection.groups)
+    tab.locator("#filter").fill("FastIBP")
+    assert tab.locator("#count").text_content() == f"2 of {len(collection.groups)} settings"
+    tab.get_by_role("button", name="Single runs").click()
+    assert rows.count() == 4, "the filter holds for the other list too"
     tab.locator("#filter").fill("FastIBP s1")
     assert rows.count() == 2
     assert tab.locator("#count").text_content() == f"2 of {len(collection.runs)} runs"
     tab.locator("#filter").fill("not certified")
     assert rows.locator("td:first-child").all_text_contents() == ["sabrnot certified"]
+    tab.locator("#filter").fill("c0ffee")
+    assert rows.count() == len(collection.runs), "facts of all rows are found too"
     tab.locator("#filter").fill("nothing like it")
     assert rows.count() == 0
+
+
+def test_what_all_runs_share_is_said_once(opened):
+    tab = opened()
+    tab.get_by_role("button", name="Single runs").click()
+    heads = tab.locator("#runs th").all_text_contents()
+    assert not {"Epochs", "Schedule", "Hardware", "Commit"} & set(heads)
+    assert "Root steps" in heads, "only some runs have them"
+    facts = (
+        "All of them: epochs 4, schedule SmoothRadius, hardware EPYC, 2 cores, commit c0ffee0123."
+    )
+    assert tab.locator("#run-facts").text_content() == facts
 
 
 def test_names_are_shown_as_text(opened, collection):
     tab = opened()
     assert tab.title() == "Accuracy and certified robustness on digits"
     assert tab.locator("#methods button").all_text_contents()[-1] == EVIL
-    assert tab.locator("#runs tbody td:first-child").all_text_contents()[-1] == "evil <b>&amp;"
+    tab.get_by_role("button", name="Single runs").click()
+    assert _column(tab, "Run")[-1] == "evil <b>&amp;"
     assert tab.locator("img[src=x]").count() == 0
     assert tab.evaluate("document.scripts.length") == 2
 
@@ -503,6 +603,43 @@ def test_training_panels_share_the_width(opened):
     assert panels.count() == 4
     assert len(widths) == 1
     assert panels.first.get_attribute("width") == str(widths.pop())
+
+
+def test_variants_of_a_method_have_colours_and_legend_entries_of_their_own(opened, tmp_path):
+    make_run(tmp_path / "a", epochs=10)
+    make_run(tmp_path / "b", epochs=2)
+    tab = opened(at=write_page(collect([tmp_path]), tmp_path)[0].as_uri())
+    assert tab.locator("#methods button").all_text_contents() == [
+        "ACERT, epochs 2",
+        "ACERT, epochs 10",
+    ]
+    colours = tab.locator("#curves svg path.curve").evaluate_all(
+        "(lines) => lines.map((line) => getComputedStyle(line).stroke)"
+    )
+    assert len(colours) == len(set(colours)) == 2
+    tab.locator("#methods button").first.click()
+    assert tab.locator("#curves svg path.curve").count() == 1
+    assert not tab.locator("#kappas").is_visible(), "there is one kappa only"
+
+
+def test_paper_is_white_and_high_contrast_shows_what_is_pressed(opened):
+    tab = opened(theme="dark")
+    tab.emulate_media(media="print")
+    ink = "getComputedStyle(document.querySelector('h1')).color"
+    assert max(map(int, re.findall(r"\d+", tab.evaluate(ink)))) < 100
+    assert not tab.locator("#theme").is_visible()
+    assert tab.locator("#methods").is_visible(), "it is the legend"
+    tab.emulate_media(media="screen", forced_colors="active")
+    ground = "(node) => getComputedStyle(node).backgroundColor"
+    pressed, other = tab.locator("#kappas button").evaluate_all(f"(all) => all.map({ground})")[:2]
+    assert pressed != other
+
+
+def test_an_axis_starts_where_the_curves_are(opened, tmp_path):
+    make_run(tmp_path / "a", status=np.full(40, 1), radius=np.full(40, 0.3))
+    tab = opened(at=write_page(collect([tmp_path]), tmp_path)[0].as_uri())
+    texts = tab.locator("#curves svg text").all_text_contents()
+    assert [text for text in texts if text in ("0", "50", "90", "100")] == ["90", "100", "0"]
 
 
 def test_a_single_run_without_history_or_images(opened, tmp_path):

@@ -81,6 +81,15 @@ def test_settings_and_attacks_get_columns(tmp_path):
     assert r"\begin{tabular}{llrrrrrr}" in latex_table(collection)
 
 
+def test_attacks_on_some_seeds_say_on_how_many(tmp_path):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / str(seed), seed=seed, attacked=seed == 0)
+    collection = collect([tmp_path])
+    shown = f"{100 * collection.groups[0].attacked_acr.mean:.2f} (n = 1)"
+    assert f"| {shown} | 3 |" in markdown_table(collection)
+    assert f"& {shown} & 3" in latex_table(collection)
+
+
 def test_names_are_escaped(tmp_path):
     make_run(tmp_path / "a", method=r"50% & <b>x|y_$\{~^#*`[z]", dataset="d|s_\u8a3c")
     markdown, latex = markdown_table(collect([tmp_path])), latex_table(collect([tmp_path]))
@@ -94,7 +103,7 @@ def test_names_are_escaped(tmp_path):
     assert latex.isascii()
 
 
-@pytest.mark.parametrize("letter", [*r"\`*_[]|~#<>&"])
+@pytest.mark.parametrize("letter", [*r"\`*_[]|~#$<>&"])
 def test_every_special_letter_is_escaped_in_markdown(letter):
     assert markdown_text(letter) in (f"\\{letter}", "&lt;", "&gt;", "&amp;")
 

@@ -25,7 +25,7 @@ def add(verbs: Any) -> Parser:
         verbs, "report", _report, summary="make a page, figures and tables", examples=_EXAMPLES,
         description="Collect run folders into one page to explore, figures fit for a paper (SVG, "
         "PNG) and tables (Markdown, LaTeX). A damaged run is named and skipped; runs that cannot "
-        "be compared are refused. An earlier report in the folder is overwritten.",
+        "be compared are refused. An earlier report in the folder is replaced.",
     )  # fmt: skip
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUNS", help="folders of run folders, or run folders")
@@ -44,12 +44,7 @@ def _report(options: argparse.Namespace) -> None:
     )  # fmt: skip
     for line in (*collection.complaints, *collection.alarms):
         print(line, file=sys.stderr)
-    waiting = len(collection.uncertified)
-    print(
-        f"{collection.dataset}: {len(collection.runs) - waiting} certified runs in "
-        f"{len(collection.certified_groups)} settings, {waiting} not certified, "
-        f"{len(collection.complaints)} skipped"
-    )
+    print(collection.summary)
     written = write_page(collection, options.out)
     try:
         written += write_figures(collection, options.out / "figures")

@@ -1,4 +1,4 @@
-"""Colour, marker and dashes of a method: the same in paper figures and on the page.
+"""Colour, marker and dashes of what a line joins: the same in paper figures and on the page.
 
 The colours stay apart for readers with any of the common kinds of colour blindness (tested), and
 a marker and a dash pattern of its own tells each method without colour.
@@ -7,11 +7,11 @@ a marker and a dash pattern of its own tells each method without colour.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from acert.report.run import METHOD_NAMES
 
-__all__ = ["Look", "look"]
+__all__ = ["Look", "look", "looks"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Look:
     dark: str
     marker: str
     dashes: tuple[float, ...]
+    hollow: bool = False
 
 
 _LOOKS = (
@@ -45,3 +46,20 @@ def look(method: str, methods: Sequence[str]) -> Look:
     others = [name for name in methods if name not in known]
     spare = _LOOKS[len(known) :]
     return spare[others.index(method) % len(spare)]
+
+
+def looks(series: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Look]:
+    """How each pair of a method and its variant is drawn.
+
+    The first variant of one of the paper's methods looks as that method always does. All others
+    take what is free, and once nothing is, hollow markers.
+    """
+    own: dict[tuple[str, str], Look] = {}
+    for method, variant in series:
+        if method in METHOD_NAMES.values() and all(method != other for other, _ in own):
+            own[method, variant] = look(method, [])
+    spare = [*_LOOKS[len(METHOD_NAMES) :], *_LOOKS[: len(METHOD_NAMES)]]
+    free = [one for one in spare if one not in own.values()]
+    free += [replace(one, hollow=True) for one in spare]
+    others = [pair for pair in series if pair not in own]
+    return own | {pair: free[i % len(free)] for i, pair in enumerate(others)}

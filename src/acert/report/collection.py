@@ -19,7 +19,7 @@ from acert.report.certification import Certification
 from acert.report.group import Group, group_runs
 from acert.report.run import Run, printable, read_run
 
-__all__ = ["Collection", "check_comparable", "collect", "read_runs"]
+__all__ = ["Collection", "check_comparable", "collect", "counted", "read_runs"]
 
 # What radii mean: the word for it, the flag that chooses, where it stands.
 _MEANING: tuple[tuple[str, str | None, Callable[[Certification], Any]], ...] = (
@@ -33,8 +33,8 @@ _MEANING: tuple[tuple[str, str | None, Callable[[Certification], Any]], ...] = (
 # What an attack inside a certified radius means, where it need not be a wrong bound.
 _INSIDE = {
     "real": (
-        "float32 rounding, which proofs in real arithmetic do not cover, or wrong bounds: "
-        "acert certify RUN --attack tells which"
+        "by float32 rounding, which proofs in real arithmetic do not cover, or because bounds are "
+        "wrong: acert certify RUN --attack tells which"
     ),
     "nearest": "radii of nearest arithmetic promise nothing",
 }
@@ -63,12 +63,22 @@ class Collection:
         return tuple(run for run in self.runs if run.certification is None)
 
     @property
+    def summary(self) -> str:
+        """How many runs there are, and how many had to be left out."""
+        waiting = len(self.uncertified)
+        return (
+            f"{self.dataset}: {counted(len(self.runs) - waiting, 'certified run')} in "
+            f"{counted(len(self.certified_groups), 'setting')}, {waiting} not certified, "
+            f"{len(self.complaints)} skipped"
+        )
+
+    @property
     def alarms(self) -> tuple[str, ...]:
-        """A line for each group in which attacks succeeded inside certified radii."""
+        """A sentence on each group in which attacks succeeded inside certified radii."""
         meaning = _INSIDE.get(self.certification.arithmetic, "the bounds are wrong")
         return tuple(
-            f"{group.label}: attacks that succeeded inside a certified radius: "
-            f"{group.attacks_inside}; {meaning}"
+            f"{group.label}: {group.attacks_inside} of {group.attacked_images} attacked images "
+            f"were broken inside their certified radius; {meaning}"
             for group in self.certified_groups
             if group.attacks_inside
         )
@@ -165,6 +175,11 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
                 taken.add(run.name)
                 runs.append(run)
     return runs, complaints
+
+
+def counted(number: int, word: str) -> str:
+    """Such as "1 run" and "2 runs"."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def check_comparable(runs: Sequence[Run]) -> None:

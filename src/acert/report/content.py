@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from acert import metrics
 from acert.metrics import Spread
-from acert.report.appearance import look
 from acert.report.certification import Examples
-from acert.report.collection import Collection
+from acert.report.collection import Collection, counted
 from acert.report.figures import shown_tracks
-from acert.report.group import Band, Group, Series, series_of, smallest_kappa
+from acert.report.group import Band, Group, series_of, smallest_kappa
 from acert.report.picture import data_uri
 from acert.report.run import Run
 from acert.report.tables import ARITHMETIC
@@ -35,11 +34,9 @@ _COARSE = 48
 
 def content(collection: Collection) -> dict[str, Any]:
     """Everything that the page shows, as JSON values without NaN."""
-    methods = list(dict.fromkeys(group.method for group in collection.groups))
     found = collection.certification
-    series = {
-        id(g): (i, one) for i, one in enumerate(series_of(collection.groups)) for g in one.groups
-    }
+    series = series_of(collection.groups)
+    place = {id(group): i for i, one in enumerate(series) for group in one.groups}
     front = _fronts(collection.certified_groups)
     tracks = shown_tracks(collection.groups)
     images, examples = _examples(collection)
@@ -54,23 +51,22 @@ def content(collection: Collection) -> dict[str, Any]:
         "radii": _rounded(found.curve.radius),
         "edges": _rounded(found.distribution.edges),
         "classes": list(collection.classes),
-        "methods": [
+        "series": [
             {
-                "name": name,
-                "colour": f"m{place}",
-                "marker": look(name, methods).marker,
-                "dashes": list(look(name, methods).dashes),
+                "name": one.label,
+                "colour": f"s{i}",
+                "marker": one.look.marker,
+                "dashes": one.look.dashes,
+                "hollow": one.look.hollow,
             }
-            for place, name in enumerate(methods)
+            for i, one in enumerate(series)
         ],
         "tracks": [{"name": name, "title": title, "factor": f} for name, title, f in tracks],
         "groups": [
-            _group(group, *series[id(group)], id(group) in front, collection.groups, tracks)
+            _group(group, place[id(group)], id(group) in front, tracks)
             for group in collection.groups
         ],
-        "runs": [
-            _run(run, place) for place, group in enumerate(collection.groups) for run in group.runs
-        ],
+        "runs": [_run(run, i) for i, group in enumerate(collection.groups) for run in group.runs],
         "images": images,
         "examples": examples,
     }
@@ -83,8 +79,8 @@ def _facts(collection: Collection) -> str:
     found = collection.certification
     methods = {group.method for group in collection.groups}
     return (
-        f"{_count(len(collection.runs), 'run')} in {_count(len(collection.groups), 'setting')} of "
-        f"{_count(len(methods), 'method')}. Certified on {found.samples} test images up to "
+        f"{counted(len(collection.runs), 'run')} in {counted(len(collection.groups), 'setting')} "
+        f"of {counted(len(methods), 'method')}. Certified on {found.samples} test images up to "
         f"radius {found.max_radius:.6g}, {found.bounds} bounds, "
         f"{ARITHMETIC.get(found.arithmetic, found.arithmetic)}."
     )
@@ -109,23 +105,27 @@ def _tiles(collection: Collection) -> list[dict[str, str]]:
         {
             "word": "Certified runs",
             "value": str(len(collection.runs) - waiting),
+            "spread": "",
             "of": f"{waiting} not certified" if waiting else "all that were trained",
         }
     ]
-    for word, means in (
-        ("Highest ART", [group.art.mean for group in groups]),
-        ("Highest accuracy", [group.accuracy.mean for group in groups]),
-        ("Highest ACR", [group.acr.mean for group in groups]),
+    for word, spreads in (
+        ("Highest ART", [group.art for group in groups]),
+        ("Highest accuracy", [group.accuracy for group in groups]),
+        ("Highest ACR", [group.acr for group in groups]),
     ):
-        best = int(np.argmax(means))
+        best = max(range(len(groups)), key=lambda i: spreads[i].mean)
+        mean, std = spreads[best].mean, spreads[best].std
+        spread = "" if std is None else f" \N{PLUS-MINUS SIGN} {100 * std:.2f}"
         tiles.append(
-            {"word": word, "value": f"{100 * means[best]:.2f} %", "of": groups[best].label}
+            {
+                "word": word,
+                "value": f"{100 * mean:.2f}",
+                "spread": f"{spread} %",
+                "of": groups[best].label,
+            }
         )
     return tiles
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 # -- groups and runs ----------------------------------------------------------------------
@@ -141,14 +141,8 @@ def _fronts(groups: Sequence[Group]) -> set[int]:
 
 
 def _group(
-    group: Group,
-    place: int,
-    series: Series,
-    front: bool,
-    groups: Sequence[Group],
-    tracks: Sequence[tuple[str, str, float]],
+    group: Group, series: int, front: bool, tracks: Sequence[tuple[str, str, float]]
 ) -> dict[str, Any]:
-    variants = [one.variant for one in series_of(groups) if one.method == group.method]
     bands = {name: (group.track(name), factor) for name, _, factor in tracks}
     entry: dict[str, Any] = {
         "label": group.label,
@@ -156,8 +150,7 @@ def _group(
         "variant": group.variant,
         "kappa": group.kappa,
         "n": group.n,
-        "series": place,
-        "hollow": variants.index(series.variant) % 2 == 1,
+        "series": series,
         "tracks": {
             name: {"x": [int(x) for x in band.x], **_band(band, factor)}
             for name, (band, factor) in bands.items()
@@ -171,6 +164,7 @@ def _group(
             "accuracy": _spread(group.accuracy),
             "acr": _spread(group.acr),
             "art": _spread(group.art),
+            "attacked": _spread(group.attacked_acr) if group.attacked_acr else None,
             "curve": _band(group.curve),
             "classes": _band(group.class_radius),
             "distribution": {
@@ -207,7 +201,7 @@ def _run(run: Run, group: int) -> dict[str, Any]:
 
 
 def _spread(spread: Spread) -> list[float | None]:
-    return [spread.mean, spread.std]
+    return [spread.mean, spread.std, spread.n]
 
 
 def _band(band: Band, factor: float = 1.0) -> dict[str, Any]:

@@ -6,38 +6,40 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from acert.errors import InvalidInput
-from acert.report.appearance import look
-from acert.report.group import Band, Group, Series, series_of
+from acert.report.appearance import Look
+from acert.report.group import Band, Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
-    "KappaLabel",
+    "Labelled",
     "certified",
     "cut",
     "draw_band",
     "draw_contours",
     "draw_legend",
     "empty_figure",
-    "group_styles",
-    "label_kappas",
+    "label_points",
+    "line_style",
     "plain",
     "save",
-    "series_style",
 ]
 
-# The words, where the point is, its colour.
-KappaLabel = tuple[str, float, float, str]
+# Left, bottom, right and top, in points of the figure.
+_Box = tuple[float, float, float, float]
 # A column of the usual two-column page, in inches.
 _WIDTH = 3.4
+_LEGEND_LETTERS = 48
+_HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
 # Matplotlib's own type for it lists every name there is.
 _STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with Matplotlib, so that every machine draws the same
@@ -63,6 +65,18 @@ _STYLE: Any = {
     "svg.fonttype": "path",  # letters as outlines: legible wherever the file goes
     "svg.hashsalt": "acert",  # equal figures, equal bytes
 }
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A point with bars of half lengths dx and dy, the word beside it, and its colour."""
+
+    word: str
+    x: float
+    y: float
+    dx: float
+    dy: float
+    colour: str
 
 
 def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
@@ -101,29 +115,16 @@ def certified(groups: Sequence[Group]) -> list[Group]:
     return chosen
 
 
-def series_style(series: Series, groups: Sequence[Group]) -> tuple[dict[str, Any], str]:
-    """Line and marker of a series; of several with one method every second is hollow."""
-    seen = look(series.method, list(dict.fromkeys(group.method for group in groups)))
-    variants = [one.variant for one in series_of(groups) if one.method == series.method]
-    hollow = variants.index(series.variant) % 2 == 1
-    style = {
-        "color": seen.light,
-        "marker": seen.marker,
-        "linestyle": (0, seen.dashes) if seen.dashes else "-",
-        "markerfacecolor": "white" if hollow else seen.light,
-        "markeredgecolor": seen.light if hollow else "white",
-        "markeredgewidth": 1.0 if hollow else 0.3,
+def line_style(look: Look) -> dict[str, Any]:
+    """Line and marker of a look, as Matplotlib names them."""
+    return {
+        "color": look.light,
+        "marker": look.marker,
+        "linestyle": (0, look.dashes) if look.dashes else "-",
+        "markerfacecolor": "white" if look.hollow else look.light,
+        "markeredgecolor": look.light if look.hollow else "white",
+        "markeredgewidth": 1.0 if look.hollow else 0.3,
     }
-    return style, seen.light
-
-
-def group_styles(groups: Sequence[Group]) -> list[tuple[Group, dict[str, Any]]]:
-    """The groups in the order of legends, each with its line and marker."""
-    return [
-        (group, series_style(series, groups)[0])
-        for series in series_of(groups)
-        for group in series.groups
-    ]
 
 
 def draw_band(
@@ -131,39 +132,61 @@ def draw_band(
 ) -> None:
     """A line with markers, and the room between the lowest and the highest seed shaded."""
     every = max(1, band.x.size // 8)
-    axes.plot(band.x, factor * band.mean, label=label, **{**style, "markevery": every})
+    # Unclipped: a marker at the end of an axis would be cut in half.
+    axes.plot(
+        band.x, factor * band.mean, label=label, clip_on=False,
+        **{**style, "markevery": every},
+    )  # fmt: skip
     axes.fill_between(
         band.x, factor * band.low, factor * band.high,
         color=style["color"], alpha=0.15, linewidth=0,
     )  # fmt: skip
 
 
-def label_kappas(
-    figure: Figure, axes: Axes, points: Sequence[tuple[str, float, float, str]]
-) -> None:
-    """Each kappa beside its point, on the first side that is free; left out where none is."""
+def label_points(figure: Figure, axes: Axes, points: Sequence[Labelled]) -> None:
+    """A word beside each point, on the first side that is free; left out where none is.
+
+    Rather not across a bar, but rather there than nowhere.
+    """
     figure.draw_without_rendering()  # only now is it known where the points are
     scale = 72 / figure.dpi
-    places = [axes.transData.transform((x, y)) * scale for _, x, y, _ in points]
-    taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in places]
-    for (text, x, y, colour), (left, bottom) in zip(points, places, strict=True):
-        width, height = 3.6 * len(text), 6.0
-        for dx, dy in ((4, 3), (4, -height - 2), (-4 - width, 3), (-4 - width, -height - 2)):
-            box = (left + dx, bottom + dy, left + dx + width, bottom + dy + height)
-            if not any(_overlap(box, other) for other in taken):
-                taken.append(box)
-                axes.annotate(
-                    text, (x, y), xytext=(dx, dy), textcoords="offset points", fontsize=5.5,
-                    color=colour,
-                )  # fmt: skip
-                break
+
+    def box(x: float, y: float, dx: float, dy: float) -> _Box:
+        left, bottom = axes.transData.transform((x - dx, y - dy)) * scale
+        right, top = axes.transData.transform((x + dx, y + dy)) * scale
+        return left, bottom, right, top
+
+    taken = [_wider(box(one.x, one.y, 0, 0), 3) for one in points]
+    bars = [box(one.x, one.y, one.dx, 0) for one in points]
+    bars += [box(one.x, one.y, 0, one.dy) for one in points]
+    for one in points:
+        x, y, _, _ = box(one.x, one.y, 0, 0)
+        width, height = 3.6 * len(one.word), 6.0
+        sides = [(4, 3), (4, -height - 2), (-4 - width, 3), (-4 - width, -height - 2)]
+        places = [(x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in sides]
+        allowed = [i for i, place in enumerate(places) if not _meets(place, taken)]
+        free = [i for i in allowed if not _meets(places[i], bars)]
+        if allowed:
+            side = (free or allowed)[0]
+            taken.append(places[side])
+            axes.annotate(
+                one.word, (one.x, one.y), xytext=sides[side], textcoords="offset points",
+                fontsize=5.5, color=one.colour, bbox=_HALO, zorder=4,
+            )  # fmt: skip
 
 
-def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _wider(box: _Box, by: float) -> _Box:
+    return box[0] - by, box[1] - by, box[2] + by, box[3] + by
 
 
-def draw_contours(axes: Axes) -> None:
+def _meets(box: _Box, others: Sequence[_Box]) -> bool:
+    return any(
+        box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
+        for other in others
+    )
+
+
+def draw_contours(axes: Axes, points: Sequence[Labelled]) -> None:
     """Lines of equal ART behind the points, labelled in percent; the view stays as it is."""
     from matplotlib.ticker import MaxNLocator
 
@@ -171,7 +194,7 @@ def draw_contours(axes: Axes) -> None:
     left, right = max(left, 0.0), min(right, 100.0)
     bottom, top = max(bottom, 0.0), min(top, 100.5)
     lowest, highest = math.sqrt(left * bottom), math.sqrt(right * top)
-    ticks = MaxNLocator(9).tick_values(lowest, highest)
+    ticks = MaxNLocator(9, steps=[1, 2, 5, 10]).tick_values(lowest, highest)
     levels = [float(level) for level in ticks if lowest < level < highest]
     for level in levels:
         # ART = level where accuracy is level^2 / ACR (Eq. 13).
@@ -179,27 +202,46 @@ def draw_contours(axes: Axes) -> None:
         x = np.linspace(max(left, start), min(right, end), 80)
         y = level**2 / x
         axes.plot(x, y, color="#a8a8a8", linewidth=0.5, zorder=1)
-        # Low on the line, where methods are rarely to be found.
-        at = int(np.argmin(np.abs(y - (y[-1] + 0.06 * (top - bottom)))))
-        word = "ART " if level == levels[-1] else ""
-        axes.text(
-            x[at], y[at], f"{word}{level:g}", fontsize=5.5, color="#6b6b6b", ha="center",
-            va="center", zorder=1, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-        )  # fmt: skip
+        # Low on the line, where methods are rarely to be found, and beside none that is there.
+        far = [
+            i
+            for i in np.flatnonzero(y >= y[-1] + 0.06 * (top - bottom))
+            if all(
+                abs(one.x - x[i]) > 0.12 * (right - left)
+                or abs(one.y - y[i]) > 0.07 * (top - bottom)
+                for one in points
+            )
+        ]
+        if far:
+            word = "ART " if level == levels[-1] else ""
+            axes.text(
+                x[far[-1]], y[far[-1]], f"{word}{level:g}", fontsize=5.5, color="#6b6b6b",
+                ha="center", va="center", zorder=1, bbox=_HALO,
+            )  # fmt: skip
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
 
 
 def draw_legend(figure: Figure, axes: Axes) -> None:
-    """The legend of the axes above the figure, in as many columns as its words leave room for."""
-    handles, labels = axes.get_legend_handles_labels()
-    columns = 1 if max(map(len, labels)) > 26 else 2 if max(map(len, labels)) > 14 else 3
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns, columnspacing=1.2)
+    """The legend of the axes above the figure, in as many columns as its words leave room for.
+
+    Many rows make the figure higher, not the axes lower.
+    """
+    handles, words = axes.get_legend_handles_labels()
+    words = [cut(word, _LEGEND_LETTERS) for word in words]
+    longest = max(map(len, words))
+    columns = 1 if longest > 26 else 2 if longest > 14 else 3
+    rows = math.ceil(len(words) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.14 * max(0, rows - 2))
+    figure.legend(handles, words, loc="outside upper center", ncols=columns, columnspacing=1.2)
 
 
 def plain(text: str) -> str:
-    """The text as Matplotlib shows it unchanged: a dollar sign would start a formula."""
-    return text.replace("$", r"\$")
+    """The text as Matplotlib shows it: a dollar sign would start a formula.
+
+    A leading underscore would keep it out of the legend, hence the space.
+    """
+    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def cut(name: str, length: int = 12) -> str:

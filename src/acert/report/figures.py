@@ -6,7 +6,9 @@ Each function takes groups (`acert.report.group`) and returns a Matplotlib figur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,20 +17,19 @@ import numpy.typing as npt
 from acert import metrics
 from acert.errors import InvalidInput
 from acert.report.drawing import (
-    KappaLabel,
+    Labelled,
     certified,
     cut,
     draw_band,
     draw_contours,
     draw_legend,
     empty_figure,
-    group_styles,
-    label_kappas,
+    label_points,
+    line_style,
     plain,
     save,
-    series_style,
 )
-from acert.report.group import Group, series_of
+from acert.report.group import Band, Group, series_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,45 +59,56 @@ TRACKS = (
 
 
 def trade_off(groups: Sequence[Group]) -> Figure:
-    """Accuracy against ACR (Figure 1): seeds as bars, fronts as lines, contours of equal ART."""
+    """Accuracy against ACR (Figure 1): seeds as bars, fronts as lines, contours of equal ART.
+
+    Numbers beside points are kappa.
+    """
     chosen = certified(groups)
-    points: list[KappaLabel] = []
+    points: list[Labelled] = []
     with empty_figure(2.75) as (figure, axes):
         for series in series_of(chosen):
-            style, colour = series_style(series, chosen)
-            acr = [group.acr for group in series.groups]
-            accuracy = [group.accuracy for group in series.groups]
-            x = np.asarray([100 * one.mean for one in acr])
-            y = np.asarray([100 * one.mean for one in accuracy])
-            front = metrics.pareto_front(list(zip(x.tolist(), y.tolist(), strict=True)))
+            style = line_style(series.look)
+            mine = [_labelled(group, first=not i) for i, group in enumerate(series.groups)]
+            x, y = (np.asarray([getattr(one, name) for one in mine]) for name in "xy")
+            front = metrics.pareto_front([(one.x, one.y) for one in mine])
             axes.plot(x[front], y[front], **{**style, "marker": ""}, zorder=2)
             axes.errorbar(
-                x, y, xerr=[100 * (one.std or 0) for one in acr],
-                yerr=[100 * (one.std or 0) for one in accuracy], ecolor=colour, elinewidth=0.8,
-                zorder=3, label=plain(series.label), **{**style, "linestyle": "none"},
+                x, y, xerr=[one.dx for one in mine], yerr=[one.dy for one in mine],
+                ecolor=series.look.light, elinewidth=0.8, zorder=3,
+                **{**style, "linestyle": "none"},
             )  # fmt: skip
-            points += [
-                (f"{group.kappa:g}", *at, colour)
-                for group, at in zip(series.groups, zip(x, y, strict=True), strict=True)
-            ]
+            axes.plot([], [], label=plain(series.label), **style)
+            points += mine
         axes.margins(0.09)
-        draw_contours(axes)
+        draw_contours(axes, points)
         axes.set_xlabel("ACR (%)")
         axes.set_ylabel("Accuracy (%)")
         axes.grid(visible=False)
         draw_legend(figure, axes)
         if len(points) <= _LABELLED_POINTS:
-            label_kappas(figure, axes, points)
+            label_points(figure, axes, points)
     return figure
 
 
+def _labelled(group: Group, *, first: bool) -> Labelled:
+    sign = "\N{GREEK SMALL LETTER KAPPA} " if first else ""
+    return Labelled(
+        word=f"{sign}{group.kappa:g}",
+        x=100 * group.acr.mean,
+        y=100 * group.accuracy.mean,
+        dx=100 * (group.acr.std or 0),
+        dy=100 * (group.accuracy.std or 0),
+        colour=group.look.light,
+    )
+
+
 def certified_accuracy_curves(groups: Sequence[Group]) -> Figure:
-    """Certified accuracy by radius (Figure 3); the area under a curve is ACR times max_radius."""
+    """Certified accuracy by radius (Figure 3); the mean height of a curve is its ACR."""
     chosen = certified(groups)
     with empty_figure(2.5) as (figure, axes):
-        for group, style in group_styles(chosen):
-            draw_band(axes, group.curve, style, plain(group.label))
-        axes.set_ylim(0, 102)
+        for group in chosen:
+            draw_band(axes, group.curve, line_style(group.look), plain(group.label))
+        axes.set_ylim(_accuracy_floor(group.curve for group in chosen), 102)
         axes.set_xlim(0, float(chosen[0].curve.x[-1]))
         axes.set_xlabel(r"Radius ($\ell_\infty$)")
         axes.set_ylabel("Certified accuracy (%)")
@@ -105,24 +117,26 @@ def certified_accuracy_curves(groups: Sequence[Group]) -> Figure:
 
 
 def attack_gap(groups: Sequence[Group]) -> Figure:
-    """Certified accuracy and accuracy under attack by radius: the truth lies between them."""
+    """Certified accuracy and accuracy under attack by radius: the truth lies between them.
+
+    Both are of the runs that were attacked.
+    """
     chosen = [group for group in certified(groups) if group.gap is not None]
     if not chosen:
         raise InvalidInput("`groups` must hold an attacked run; got none")
     with empty_figure(2.5) as (figure, axes):
-        for group, style in group_styles(chosen):
+        for group in chosen:
             assert group.gap is not None
             lower, upper = group.gap
-            draw_band(axes, lower, style, plain(group.label))
-            axes.plot(upper.x, 100 * upper.mean, color=style["color"], linewidth=0.8)
-            axes.fill_between(
-                lower.x, 100 * lower.mean, 100 * upper.mean,
-                color=style["color"], alpha=0.15, linewidth=0,
-            )  # fmt: skip
-        axes.set_ylim(0, 102)
+            draw_band(axes, replace(lower, low=lower.mean, high=upper.mean),
+                      line_style(group.look), plain(group.label))  # fmt: skip
+            axes.plot(upper.x, 100 * upper.mean, color=group.look.light, linewidth=0.7)
+        for word, width in (("certified", 1.3), ("not broken by attack", 0.7)):
+            axes.plot([], [], color="#4d4d4d", linewidth=width, label=word)
+        axes.set_ylim(_accuracy_floor(group.gap[0] for group in chosen if group.gap), 102)
         axes.set_xlim(0, float(chosen[0].curve.x[-1]))
         axes.set_xlabel(r"Radius ($\ell_\infty$)")
-        axes.set_ylabel("Accuracy: certified to attacked (%)")
+        axes.set_ylabel("Robust accuracy (%)")
         draw_legend(figure, axes)
     return figure
 
@@ -132,6 +146,8 @@ def training_curves(groups: Sequence[Group]) -> Figure:
 
     ART is left out where runs were trained to different radii: each is relative to its own.
     """
+    from matplotlib.ticker import MaxNLocator
+
     tracks = shown_tracks(groups)
     if not tracks:
         raise InvalidInput("`groups` must hold a run with a training history; got none")
@@ -139,13 +155,14 @@ def training_curves(groups: Sequence[Group]) -> Figure:
     with empty_figure(0.7 + 1.35 * rows, panels=(rows, 2)) as (figure, first):
         panels = figure.axes
         for axes, (name, title, factor) in zip(panels, tracks, strict=False):
-            for group, style in group_styles(groups):
+            for group in groups:
                 band = group.track(name)
                 if band is not None:
-                    marked = {**style, "markersize": 3}
+                    marked = {**line_style(group.look), "markersize": 3}
                     draw_band(axes, band, marked, plain(group.label), factor=factor)
             axes.set_title(title, fontsize=7.5)
             axes.set_xlabel("Epoch")
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         for axes in panels[len(tracks) :]:
             axes.remove()
         draw_legend(figure, first)
@@ -157,8 +174,8 @@ def class_radii(groups: Sequence[Group]) -> Figure:
     chosen = certified(groups)
     names = chosen[0].runs[0].classes
     with empty_figure(2.5) as (figure, axes):
-        for place, (group, style) in enumerate(group_styles(chosen)):
-            band = group.class_radius
+        for place, group in enumerate(chosen):
+            band, style = group.class_radius, line_style(group.look)
             if len(names) > _NAMED_CLASSES:
                 ranked = np.sort(band.mean[~np.isnan(band.mean)])[::-1]
                 axes.plot(
@@ -170,8 +187,9 @@ def class_radii(groups: Sequence[Group]) -> Figure:
             reach = np.stack([band.mean - band.low, band.high - band.mean])
             axes.errorbar(
                 x, band.mean, yerr=np.maximum(reach, 0), elinewidth=0.8,
-                label=plain(group.label), **{**style, "linestyle": "none"},
+                **{**style, "linestyle": "none"},
             )  # fmt: skip
+            axes.plot([], [], label=plain(group.label), **{**style, "linestyle": "none"})
         if len(names) > _NAMED_CLASSES:
             axes.set_xlabel("Class, by rank")
         else:
@@ -182,8 +200,8 @@ def class_radii(groups: Sequence[Group]) -> Figure:
             )  # fmt: skip
             axes.set_xlabel("Class")
             axes.grid(visible=False, axis="x")
-        highest = max(float(np.nanmax(group.class_radius.high)) for group in chosen)
-        axes.set_ylim(0, 1.07 * highest or 1)
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, 0) if high > 0 else 0, high if high > 0 else 1)
         axes.set_ylabel("Mean certified radius")
         draw_legend(figure, axes)
     return figure
@@ -198,17 +216,17 @@ def radius_distribution(groups: Sequence[Group]) -> Figure:
     with empty_figure(2.5) as (figure, axes):
         # First the scale: it resets ticks.
         axes.set_yscale("function", functions=(_root, np.square))
-        for group, style in group_styles(chosen):
-            found = group.distribution
+        for group in chosen:
+            found, style = group.distribution, line_style(group.look)
             axes.stairs(
-                100 * found.share, found.edges, color=style["color"],
+                100 * found.share, found.edges, color=style["color"], baseline=None,
                 linestyle=style["linestyle"], linewidth=1.2,
             )  # fmt: skip
             axes.plot(
                 [0, found.edges[-1]], [100 * found.at_zero, 100 * found.at_max],
-                label=plain(group.label), clip_on=False, zorder=4,
-                **{**style, "linestyle": "none"},
+                clip_on=False, zorder=4, **{**style, "linestyle": "none"},
             )  # fmt: skip
+            axes.plot([], [], label=plain(group.label), **style)
         largest = float(chosen[0].distribution.edges[-1])
         axes.set_xlim(-0.03 * largest, 1.03 * largest)
         axes.set_ylim(0, 100)
@@ -217,6 +235,12 @@ def radius_distribution(groups: Sequence[Group]) -> Figure:
         axes.set_ylabel("Share of images (%)")
         draw_legend(figure, axes)
     return figure
+
+
+def _accuracy_floor(curves: Iterable[Band]) -> float:
+    """Where an axis of percentages starts: 0, or higher where every curve stays above half."""
+    lowest = 100 * min(float(curve.low.min()) for curve in curves)
+    return min(90, 10 * math.floor(lowest / 10)) if lowest > 50 else 0
 
 
 def shown_tracks(groups: Sequence[Group]) -> list[tuple[str, str, float]]:

@@ -5,6 +5,7 @@ A series is what a line joins: groups that differ by kappa only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from acert import metrics
 from acert.metrics import RadiusDistribution, Spread
+from acert.report.appearance import Look, looks
 from acert.report.certification import Certification
 from acert.report.run import Run, method_place
 
@@ -22,7 +24,10 @@ __all__ = ["Band", "Group", "Series", "group_runs", "series_of", "smallest_kappa
 Floats = npt.NDArray[np.float64]
 
 _KAPPA = "method.kappa"
-_SHORT = {"solver.max_steps": "root steps"}
+_SHORT = {"solver.max_steps": "root steps", "radius_schedule": "schedule"}
+# Method, words of the variant, numbers of the variant.
+_Order = tuple[tuple[int, str], list[str], list[float]]
+_NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +44,14 @@ class Band:
 class Group:
     """Runs of equal settings, by seed; `variant` names what sets them apart from their method.
 
-    The figures are those of the certified runs and need at least one; `n` counts them.
+    `look` is shared by all groups of the method and variant, in every figure. Figures such as
+    `acr` are those of the certified runs and need at least one; `n` counts them.
     """
 
     method: str
     kappa: float
     variant: str
+    look: Look
     runs: tuple[Run, ...]
 
     @property
@@ -124,6 +131,11 @@ class Group:
         """How many attacks succeeded within a certified radius, in all runs together."""
         return sum(one.attack.inside for one in self.certified if one.attack is not None)
 
+    @property
+    def attacked_images(self) -> int:
+        """How many images were attacked, in all runs together."""
+        return sum(one.attack.samples for one in self.certified if one.attack is not None)
+
     def track(self, name: str) -> Band | None:
         """One figure of the training at the epochs that all seeds have; None where there are none.
 
@@ -153,6 +165,11 @@ class Series:
         """Such as "ACERT, root steps 10"."""
         return ", ".join(part for part in (self.method, self.variant) if part)
 
+    @property
+    def look(self) -> Look:
+        """How all of its groups are drawn."""
+        return self.groups[0].look
+
 
 def group_runs(runs: Sequence[Run]) -> tuple[Group, ...]:
     """Runs of equal settings together, ordered by method, variant and kappa."""
@@ -160,24 +177,28 @@ def group_runs(runs: Sequence[Run]) -> tuple[Group, ...]:
     for run in runs:
         alike.setdefault(tuple(sorted(run.settings.items())), []).append(run)
     leading = [members[0] for members in alike.values()]
+    series = [
+        (one.method, _variant(one, [other for other in leading if other.method == one.method]))
+        for one in leading
+    ]
+    drawn = looks(sorted(set(series), key=lambda pair: _order(*pair)))
     groups = [
         Group(
-            method=members[0].method,
+            method=method,
             kappa=members[0].kappa,
-            variant=_variant(
-                members[0], [one for one in leading if one.method == members[0].method]
-            ),
+            variant=variant,
+            look=drawn[method, variant],
             runs=tuple(sorted(members, key=lambda run: run.seed)),
         )
-        for members in alike.values()
+        for (method, variant), members in zip(series, alike.values(), strict=True)
     ]
-    return tuple(sorted(groups, key=_order))
+    return tuple(sorted(groups, key=_place))
 
 
 def series_of(groups: Sequence[Group]) -> tuple[Series, ...]:
     """The groups by method and variant, each series by rising kappa."""
     found: dict[tuple[str, str], list[Group]] = {}
-    for group in sorted(groups, key=_order):
+    for group in sorted(groups, key=_place):
         found.setdefault((group.method, group.variant), []).append(group)
     return tuple(Series(*key, groups=tuple(members)) for key, members in found.items())
 
@@ -187,8 +208,14 @@ def smallest_kappa(groups: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(series.groups[0] for series in series_of(groups))
 
 
-def _order(group: Group) -> tuple[tuple[int, str], str, float]:
-    return method_place(group.method), group.variant, group.kappa
+def _place(group: Group) -> tuple[_Order, float]:
+    return _order(group.method, group.variant), group.kappa
+
+
+def _order(method: str, variant: str) -> _Order:
+    """By method, then by variant with its numbers as numbers: 10 root steps after 2."""
+    parts = _NUMBER.split(variant)
+    return method_place(method), parts[::2], [float(part) for part in parts[1::2]]
 
 
 def _variant(run: Run, siblings: Sequence[Run]) -> str:

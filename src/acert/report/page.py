@@ -14,9 +14,10 @@ import re
 from importlib.resources import files
 from typing import Any
 
-from acert.report.appearance import look
+from acert.report.appearance import Look
 from acert.report.collection import Collection
 from acert.report.content import content
+from acert.report.group import series_of
 from acert.version import __version__
 
 __all__ = ["page"]
@@ -30,9 +31,9 @@ _UNSAFE = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&\u202
 def page(collection: Collection) -> str:
     """The report on some runs as the text of an HTML file."""
     shown = content(collection)
-    methods = [method["name"] for method in shown["methods"]]
-    style = _filled(_part("page.css"), {"colours": _colours(methods)}) + "".join(
-        f".m{place} {{ color: var(--m{place}); }}\n" for place in range(len(methods))
+    looks = [series.look for series in series_of(collection.groups)]
+    style = _filled(_part("page.css"), {"colours": _colours(looks)}) + "".join(
+        f".s{place} {{ color: var(--s{place}); }}\n" for place in range(len(looks))
     )
     script = '"use strict";\n(() => {\n' + "\n".join(_part(name) for name in _SCRIPTS) + "})();\n"
     return _filled(
@@ -60,9 +61,8 @@ def _filled(template: str, values: dict[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
 
 
-def _colours(methods: list[str]) -> str:
-    looks = [look(method, methods) for method in methods]
-    pairs = [f"--m{i}: light-dark({one.light}, {one.dark});" for i, one in enumerate(looks)]
+def _colours(looks: list[Look]) -> str:
+    pairs = [f"--s{i}: light-dark({one.light}, {one.dark});" for i, one in enumerate(looks)]
     return "\n  ".join(pairs)
 
 

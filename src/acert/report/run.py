@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,6 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     schedule = _object(path, settings, "radius_schedule")
     data = _object(path, config, "data")
     kind = _value(path, method, "class", str)
-    solver = method.get("solver")
     classes = _value(path, data, "classes", list)
     certification = None
     if (folder / records.CERTIFICATES).is_file():
@@ -114,7 +113,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         kappa=float(_value(path, method, "kappa", float)),
         seed=_value(path, settings, "seed", int),
         epochs=_value(path, settings, "epochs", int),
-        root_steps=solver.get("max_steps") if isinstance(solver, Mapping) else None,
+        root_steps=_root_steps(path, method.get("solver")),
         radius_schedule=printable(_value(path, schedule, "class", str)),
         max_radius=trained_to if certification is None else certification.max_radius,
         trained_to=trained_to,
@@ -151,12 +150,22 @@ def _object(path: Path, parent: object, key: str) -> Mapping[str, Any]:
 
 def _value(path: Path, parent: Mapping[str, Any], key: str, kind: type) -> Any:
     value = parent.get(key)
-    wanted = (int, float) if kind is float else kind
-    # bool is an int to Python; JSON's NaN is a float to it.
-    usable = isinstance(value, wanted) and not isinstance(value, bool)
-    if not usable or (isinstance(value, float) and not math.isfinite(value)):
+    # bool is an int to Python.
+    usable = isinstance(value, kind) and not isinstance(value, bool)
+    if not (_is_number(value) if kind is float else usable):
         raise RunError(f"{path} is damaged: {key!r} must be of type {kind.__name__}; got {value!r}")
     return value
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is one that can be drawn: NaN is a float to JSON, and a bool an int to Python."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _root_steps(path: Path, solver: object) -> int | None:
+    if not isinstance(solver, Mapping) or solver.get("max_steps") is None:
+        return None
+    return int(_value(path, solver, "max_steps", int))
 
 
 def _flat(value: object, drop: set[str] | None = None, name: str = "") -> dict[str, str]:
@@ -181,7 +190,7 @@ def _environment(folder: Path) -> Environment:
         hardware=printable(str(hardware)),
         commit=printable(str(facts.get("commit") or "")),
         version=printable(str(facts.get("acert") or "")),
-        seconds=float(seconds) if isinstance(seconds, (int, float)) else None,
+        seconds=float(seconds) if _is_number(seconds) else None,
     )
 
 
@@ -193,7 +202,7 @@ def _history(folder: Path) -> dict[str, Track]:
         if not isinstance(epoch, int):
             raise RunError(f"{folder / records.METRICS} is damaged in line {number}: no epoch")
         for name, value in row.items():
-            if name not in _NO_CURVE and isinstance(value, (int, float)) and math.isfinite(value):
+            if name not in _NO_CURVE and _is_number(value):
                 points.setdefault(printable(name), []).append((epoch, float(value)))
     tracks = {}
     for name, found in points.items():

@@ -81,7 +81,7 @@ def markdown_text(text: str) -> str:
     >>> markdown_text("a|b_c<d>")
     'a\\|b\\_c&lt;d&gt;'
     """
-    for letter in "\\`*_[]|~#":
+    for letter in "\\`*_[]|~#$":
         text = text.replace(letter, f"\\{letter}")
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
@@ -129,7 +129,10 @@ def _rows(groups: Sequence[Group], *, bold: str, text: Callable[[str], str]) -> 
             "Acc": figure("Acc", group.accuracy),
             "ACR": figure("ACR", group.acr),
             "ART": figure("ART", group.art),
-            "attacked ACR": "" if attacked is None else figure("attacked ACR", attacked),
+            "attacked ACR": ""
+            if attacked is None
+            else figure("attacked ACR", attacked)
+            + ("" if attacked.n == group.n else f" (n = {attacked.n})"),
             "n": str(group.n),
         }
         rows.append([cells[name] for name in head])

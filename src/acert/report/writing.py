@@ -19,17 +19,24 @@ if TYPE_CHECKING:
 
 __all__ = ["write_figures", "write_page", "write_report"]
 
+# Figures that not every report has.
+_OPTIONAL = ("attack-gap", "training")
+# How every page of ours starts, and few others do.
+_OURS = b'<meta name="generator" content="acert '
+
 
 def write_report(collection: Collection, out: Path) -> list[Path]:
     """Writes the page, the tables and the figures into a folder; returns the paths.
 
-    An earlier report there is overwritten; other files are left alone.
+    An earlier report there is replaced; other files are left alone, and a page that is not a
+    report is refused.
     """
     return [*write_page(collection, out), *write_figures(collection, out / "figures")]
 
 
 def write_page(collection: Collection, out: Path) -> list[Path]:
     """Writes index.html, table.md and table.tex, which need nothing but NumPy."""
+    _check_page(out)
     texts = {
         "index.html": page(collection),
         "table.md": markdown_table(collection),
@@ -45,12 +52,26 @@ def write_page(collection: Collection, out: Path) -> list[Path]:
 def write_figures(collection: Collection, folder: Path) -> list[Path]:
     """Writes each figure as SVG and as PNG with 300 dpi.
 
-    The trade-off shows all settings, the other figures the smallest kappa of each method.
+    The trade-off shows all settings, the other figures the smallest kappa of each method. A
+    figure of an earlier report that these runs do not have is removed.
     """
     drawn = _draw(collection)
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        for name in set(_OPTIONAL) - set(drawn):
+            for kind in ("svg", "png"):
+                (folder / f"{name}.{kind}").unlink(missing_ok=True)
         return [path for name, fig in drawn.items() for path in figures.save(fig, folder, name)]
+
+
+def _check_page(out: Path) -> None:
+    """Refuses a folder with an index.html that is no report: somebody else's page."""
+    there = out / "index.html"
+    with _writing(out):
+        if there.is_file() and _OURS not in there.read_bytes():
+            raise RunError(
+                f"{there} is no report of acert: choose another folder with --out, or remove it"
+            )
 
 
 @contextmanager

@@ -97,7 +97,8 @@ function frame(host, spec) {
     svg.append(draw("line", { class: "rule", x1: box.left, x2: width - box.right, y1: y, y2: y }));
     svg.append(draw("text", { x: box.left - 8, y: y + 4, "text-anchor": "end", text: (spec.yText ?? short)(value) }));
   }
-  const columns = spec.xTicks ?? ticks(...spec.x, Math.max(3, Math.round(width / 90))).map((at) => [at, short(at)]);
+  const columns = spec.xTicks ?? ticks(...spec.x, Math.max(3, Math.round(width / 90)))
+    .filter((at) => !spec.whole || Number.isInteger(at)).map((at) => [at, short(at)]);
   const base = height - box.bottom;
   for (const [at, name] of columns) {
     const x = X(at);

@@ -6,8 +6,9 @@ const BARE = "Every method is hidden, or none has this κ.";
 const lineOf = (plot, xs, ys) =>
   xs.map((x, i) => `${i ? "L" : "M"}${plot.X(x).toFixed(1)},${plot.Y(ys[i]).toFixed(1)}`).join("");
 
+// Along `low` and back along `high`.
 const areaOf = (plot, xs, low, high) =>
-  `${lineOf(plot, xs, low)}L${[...xs].reverse().map((x, i) => `${plot.X(x).toFixed(1)},${plot.Y(high[xs.length - 1 - i]).toFixed(1)}`).join("L")}Z`;
+  `${lineOf(plot, [...xs, ...xs.toReversed()], [...low, ...high.toReversed()])}Z`;
 
 // -- accuracy against ACR --
 
@@ -28,7 +29,7 @@ function tradeOff(host, groups) {
     height: Math.min(Math.max(host.clientWidth * 0.62, 300), 470),
     label: `Accuracy against ACR of ${points.length} settings. Arrow keys go from point to point.`,
   });
-  contours(plot, x, y);
+  contours(plot, x, y, points);
   for (const series of Map.groupBy(points, (p) => p.group.series).values()) {
     const front = series.filter((p) => p.group.front).sort((a, b) => a.x - b.x);
     const style = series[0].group.style;
@@ -39,9 +40,7 @@ function tradeOff(host, groups) {
   }
   for (const p of points) {
     for (const run of p.runs.length > 1 ? p.runs : []) {
-      plot.svg.append(draw("circle", {
-        class: `dot ${p.group.style.colour}`, r: 2.5, cx: plot.X(100 * run.acr), cy: plot.Y(100 * run.accuracy),
-      }));
+      plot.svg.append(dot(plot, p.group, run));
     }
   }
   const nodes = points.map((p, i) => point(plot, p, i === 0));
@@ -63,6 +62,20 @@ function tradeOff(host, groups) {
     rows: groups.map((group) => [group.label, group.n, ...[group.accuracy, group.acr, group.art].flatMap(
       ([mean, std]) => [percent(mean), present(std) ? percent(std) : "–"])]),
   };
+}
+
+// A single run; the circle around it is easier to hit.
+function dot(plot, group, run) {
+  const at = { cx: plot.X(100 * run.acr), cy: plot.Y(100 * run.accuracy) };
+  const node = draw("g", { class: group.style.colour },
+    draw("circle", { class: "dot", r: 2.5, ...at }), draw("circle", { class: "around", r: 7, ...at }));
+  node.addEventListener("pointerenter", () => {
+    const area = plot.svg.getBoundingClientRect();
+    tell(run.name, [["Setting", group.label], ["Seed", run.seed], ["Acc", percent(run.accuracy)], ["ACR", percent(run.acr)],
+      ["ART", percent(run.art)]].map(([name, value]) => [null, name, value]), area.left + at.cx, area.top + at.cy);
+  });
+  node.addEventListener("pointerleave", hush);
+  return node;
 }
 
 function point(plot, p, first) {
@@ -92,9 +105,9 @@ function point(plot, p, first) {
 }
 
 // Equal ART: accuracy = ART² / ACR (Eq. 13).
-function contours(plot, [left, right], [bottom, top]) {
+function contours(plot, [left, right], [bottom, top], points) {
   const [least, most] = [Math.sqrt(left * bottom), Math.sqrt(right * top)];
-  const labels = [];
+  const taken = points.map((p) => [plot.X(p.x), plot.Y(p.y)]);
   for (const level of ticks(least, most, plot.width < 600 ? 6 : 9).reverse()) {
     const from = Math.max(left, level ** 2 / top);
     const to = bottom > 0 ? Math.min(right, level ** 2 / bottom) : right;
@@ -102,33 +115,43 @@ function contours(plot, [left, right], [bottom, top]) {
     const xs = Array.from({ length: 60 }, (_, i) => from + ((to - from) * i) / 59);
     const ys = xs.map((x) => level ** 2 / x);
     plot.svg.append(draw("path", { class: "contour", d: lineOf(plot, xs, ys) }));
-    labelContour(plot, xs.map(plot.X), ys.map(plot.Y), `ART ${short(level)}`, labels);
+    labelContour(plot, xs.map(plot.X), ys.map(plot.Y), `ART ${short(level)}`, taken);
   }
 }
 
 // Low on its curve, where methods are rarely to be found; left out in a crowd or a corner.
-function labelContour(plot, xs, ys, text, labels) {
+function labelContour(plot, xs, ys, text, taken) {
   const [left, right] = [plot.box.left + 26, plot.width - plot.box.right - 26];
+  const free = (i) => !taken.some(([x, y]) => Math.abs(x - xs[i]) < 54 && Math.abs(y - ys[i]) < 18);
   const inside = xs.map((_, i) => i).filter((i) => xs[i] > left && xs[i] < right && ys[i] < plot.base - 16);
-  const at = inside.at(-1);
-  const close = ([x, y]) => Math.abs(x - xs[at]) < 54 && Math.abs(y - ys[at]) < 18;
-  if (inside.length < 6 || labels.some(close)) return;
-  labels.push([xs[at], ys[at]]);
+  const at = inside.findLast(free);
+  if (inside.length < 6 || at === undefined) return;
+  taken.push([xs[at], ys[at]]);
   plot.svg.append(draw("text", { class: "halo", x: xs[at], y: ys[at] + 4, "text-anchor": "middle", text }));
 }
 
-// Each kappa beside its point, on the first side that is free; left out where none is.
+const meet = (one, other) =>
+  one.x < other.x + other.w && other.x < one.x + one.w && one.y < other.y + other.h && other.y < one.y + one.h;
+
+// Each kappa beside its point, on the first side that is free; left out where none is. Rather not
+// across a bar, but rather there than nowhere. The first of a method says what the numbers are.
 function kappaLabels(plot, points) {
+  const box = (p, dx, dy) => ({
+    x: plot.X(p.x - dx), y: plot.Y(p.y + dy), w: plot.X(p.x + dx) - plot.X(p.x - dx), h: plot.Y(p.y - dy) - plot.Y(p.y + dy),
+  });
+  const bars = points.flatMap((p) => [box(p, p.dx, 0), box(p, 0, p.dy)]);
   const taken = points.map((p) => ({ x: plot.X(p.x) - 6, y: plot.Y(p.y) - 6, w: 12, h: 12 }));
+  const named = new Set();
   for (const p of points) {
-    const text = short(p.group.kappa);
+    const text = (named.has(p.group.series) ? "" : "κ ") + short(p.group.kappa);
     const [x, y, w] = [plot.X(p.x), plot.Y(p.y), 6.5 * text.length];
-    const sides = [[8, -16], [8, 5], [-8 - w, -16], [-8 - w, 5]];
-    const free = sides.map(([dx, dy]) => ({ x: x + dx, y: y + dy, w, h: 12 })).find((box) => !taken.some(
-      (other) => box.x < other.x + other.w && other.x < box.x + box.w && box.y < other.y + other.h && other.y < box.y + box.h));
-    if (!free) continue;
-    taken.push(free);
-    plot.svg.append(draw("text", { class: "kappa halo", x: free.x, y: free.y + 10, text, "aria-hidden": true }));
+    const sides = [[8, -16], [8, 5], [-8 - w, -16], [-8 - w, 5]].map(([dx, dy]) => ({ x: x + dx, y: y + dy, w, h: 12 }));
+    const allowed = sides.filter((side) => !taken.some((other) => meet(side, other)));
+    const side = allowed.find((one) => !bars.some((bar) => meet(one, bar))) ?? allowed[0];
+    if (!side) continue;
+    named.add(p.group.series);
+    taken.push(side);
+    plot.svg.append(draw("text", { class: "kappa halo", x: side.x, y: side.y + 10, text, "aria-hidden": true }));
   }
 }
 
@@ -146,7 +169,7 @@ function lineChart(host, spec, lines) {
       node.append(draw("path", { class: "curve upper", d: lineOf(plot, x, upper) }));
     }
     node.append(draw("path", { class: "curve", "stroke-dasharray": dashes(group.style), d: lineOf(plot, x, mean) }));
-    const every = Math.max(1, Math.ceil(x.length / 8));
+    const every = Math.max(1, Math.floor(x.length / 8));
     x.forEach((at, i) => {
       if (i % every === 0) node.append(marker(group.style, plot.X(at), plot.Y(mean[i]), 3.6));
     });
@@ -168,19 +191,24 @@ function lineChart(host, spec, lines) {
 
 const asPercent = (share) => short(100 * share);
 
-const RADIUS_AXES = () => ({
-  x: [0, DATA.max_radius], y: [0, 1], yTicks: [0, 0.2, 0.4, 0.6, 0.8, 1], yText: asPercent,
-  xName: "Radius (ℓ∞)", xWord: "Radius", value: (share) => `${percent(share)} %`,
-});
+// Shares by radius. The axis starts at 0, or higher where every line stays above half.
+function shareChart(host, yName, label, lines) {
+  const least = lowest(lines.flatMap((line) => line.low ?? line.mean));
+  const floor = least > 0.5 ? Math.min(9, Math.floor(10 * least)) / 10 : 0;
+  return lineChart(host, {
+    x: [0, DATA.max_radius], y: [floor, 1], yTicks: ticks(floor, 1, 5), yText: asPercent, yName, label,
+    xName: "Radius (ℓ∞)", xWord: "Radius", value: (share) => `${percent(share)} %`,
+  }, lines);
+}
 
 function curves(host, groups) {
-  return lineChart(host, { ...RADIUS_AXES(), yName: "Certified accuracy (%)", label: "Certified accuracy by radius." },
+  return shareChart(host, "Certified accuracy (%)", "Certified accuracy by radius.",
     groups.map((group) => ({ group, x: DATA.radii, ...group.curve })));
 }
 
 function gap(host, groups) {
-  return lineChart(host, { ...RADIUS_AXES(), yName: "Accuracy (%)", label: "Certified accuracy and accuracy under attack by radius." },
-    groups.filter((group) => group.gap).map((group) => ({ group, x: DATA.radii, ...group.gap })));
+  return shareChart(host, "Robust accuracy (%)", "Certified accuracy and accuracy under attack by radius.",
+    groups.map((group) => ({ group, x: DATA.radii, ...group.gap })));
 }
 
 function training(host, groups) {
@@ -197,7 +225,7 @@ function training(host, groups) {
     return [title, lineChart(place, {
       x: [lowest(epochs) - (new Set(epochs).size > 1 ? 0 : 1), highest(epochs)],
       y: [lowest(values) >= 0 ? Math.max(low, 0) : low, high],
-      yName: "", xName: "Epoch", xWord: "Epoch", height: 220,
+      yName: "", xName: "Epoch", xWord: "Epoch", whole: true, height: 220,
       value: (value) => (factor === 100 ? `${value.toFixed(2)} %` : short(value)), label: `${title} by epoch.`,
     }, lines)];
   });
@@ -223,8 +251,8 @@ function distribution(host, groups) {
   const share = (group, cell) =>
     (cell === 0 ? group.distribution.zero : cell === bins + 1 ? group.distribution.max : group.distribution.share[cell - 1]);
   const cells = Array.from({ length: bins + 2 }, (_, i) => i);
-  const every = Math.ceil(bins / Math.max(2, Math.floor(host.clientWidth / 110)));
-  const inner = edges.map((edge, i) => [i + 1.5, short(edge)]).filter((_, i) => i > 0 && i < bins && i % every === 0);
+  const inner = ticks(0, DATA.max_radius, Math.max(2, Math.floor(host.clientWidth / 110)))
+    .filter((at) => at > 0 && at < 0.85 * DATA.max_radius).map((at) => [1.5 + (bins * at) / DATA.max_radius, short(at)]);
   const plot = frame(host, {
     x: [-0.8, bins + 3.8], y: [0, 1], root: true, yTicks: [0, 0.01, 0.05, 0.1, 0.25, 0.5, 1], role: "img",
     xTicks: [[0, "0"], ...inner, [bins + 3, `${short(DATA.max_radius)}`]], xName: "Certified radius", yName: "Share of images (%)", yText: asPercent,
@@ -254,8 +282,9 @@ function distribution(host, groups) {
 
 function classes(host, groups) {
   const names = DATA.classes;
-  const most = highest([0, ...groups.flatMap((group) => (group.classes.high ?? group.classes.mean).filter(present))]);
-  const y = [0, 1.06 * most || DATA.max_radius];
+  const values = groups.flatMap(({ classes: { mean, low, high } }) => [mean, low ?? [], high ?? []]).flat();
+  const [least, most] = extent(values.filter(present));
+  const y = [Math.max(least, 0), most];
   const table = {
     head: ["Class", ...groups.map((group) => group.label)],
     rows: names.map((name, i) => [name, ...groups.map(({ classes: { mean } }) => (present(mean[i]) ? short(mean[i]) : "–"))]),
@@ -272,7 +301,7 @@ function classes(host, groups) {
     return table;
   }
   const long = names.some((name) => name.length > 3);
-  const cut = (name) => (name.length > 9 ? `${name.slice(0, 8)}…` : name);
+  const cut = (name) => (name.length > 10 ? `${name.slice(0, 9)}…` : name);
   const plot = frame(host, {
     x: [-0.6, names.length - 0.4], y, role: "img", categories: true, slanted: long,
     xTicks: names.map((name, i) => [i, cut(name)]), xName: "Class", yName: "Mean certified radius",

@@ -1,16 +1,14 @@
 // The page: what is shown, the controls that change it, and everything drawn anew when they do.
 
 const DATA = JSON.parse(byId("data").textContent);
+// A series is a method, or one of its variants: what has a colour and a place in the legend.
 const state = { hidden: new Set(), kappa: "smallest" };
 
-for (const group of DATA.groups) {
-  const method = DATA.methods.find((one) => one.name === group.method);
-  group.style = { ...method, hollow: group.hollow };
-}
+for (const group of DATA.groups) group.style = DATA.series[group.series];
 
 // -- which groups are shown --
 
-const visible = (groups) => groups.filter((group) => !state.hidden.has(group.method));
+const visible = (groups) => groups.filter((group) => !state.hidden.has(group.style));
 const certified = (groups) => groups.filter((group) => group.n > 0);
 
 function atKappa(groups) {
@@ -77,10 +75,11 @@ function pictures(entries) {
     const words = right ? name(label) : `${name(label)} as ${name(prediction)}`;
     const { source, coarse } = DATA.images[image];
     const picture = make("img", {
-      src: source, class: coarse ? "coarse" : null, width: 56, height: 56,
+      src: source, class: coarse ? "coarse" : null, width: 64, height: 64,
       alt: `Test image ${index}, ${words}`,
     });
-    return make("li", {}, picture, make("b", { text: String(Number(radius.toPrecision(3))) }), make("div", { class: right ? null : "wrong", text: words }));
+    const caption = make("div", { class: right ? "name" : "name wrong", title: words, text: words });
+    return make("li", {}, picture, make("b", { text: String(Number(radius.toPrecision(3))) }), caption);
   }));
 }
 
@@ -93,14 +92,15 @@ function render() {
 // -- controls --
 
 function controls() {
-  for (const method of DATA.methods) {
-    const sample = draw("svg", { width: 30, height: 14, "aria-hidden": true, class: method.colour });
-    sample.append(draw("path", { class: "curve", "stroke-dasharray": dashes(method), d: "M0,7H30" }), marker(method, 15, 7, 4.5));
-    const button = make("button", { type: "button", "aria-pressed": true }, sample, make("span", { text: method.name }));
+  for (const series of DATA.series) {
+    const sample = draw("svg", { width: 30, height: 14, "aria-hidden": true, class: series.colour });
+    sample.append(draw("path", { class: "curve", "stroke-dasharray": dashes(series), d: "M0,7H30" }), marker(series, 15, 7, 4.5));
+    const button = make("button", { type: "button", "aria-pressed": true, title: `Show or hide ${series.name}` },
+      sample, make("span", { text: series.name }));
     button.addEventListener("click", () => {
-      const hide = !state.hidden.has(method.name);
-      if (hide) state.hidden.add(method.name);
-      else state.hidden.delete(method.name);
+      const hide = !state.hidden.has(series);
+      if (hide) state.hidden.add(series);
+      else state.hidden.delete(series);
       button.setAttribute("aria-pressed", !hide);
       render();
     });
@@ -108,7 +108,8 @@ function controls() {
   }
   const kappas = [...new Set(DATA.groups.map((group) => group.kappa))].sort((a, b) => a - b);
   const buttons = ["smallest", ...kappas, "all"].map((kappa) => {
-    const button = make("button", { type: "button", "aria-pressed": kappa === state.kappa, text: typeof kappa === "number" ? short(kappa) : kappa });
+    const text = typeof kappa === "number" ? short(kappa) : kappa;
+    const button = make("button", { type: "button", "aria-pressed": kappa === state.kappa, text });
     button.addEventListener("click", () => {
       state.kappa = kappa;
       for (const other of buttons) other.setAttribute("aria-pressed", other === button);
@@ -117,8 +118,10 @@ function controls() {
     return button;
   });
   byId("kappas").append(...buttons);
+  byId("kappas").parentElement.hidden = kappas.length === 1;
   const theme = byId("theme");
-  const dark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const preferred = () => (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const dark = () => (document.documentElement.dataset.theme ?? preferred()) === "dark";
   theme.setAttribute("aria-pressed", dark());
   theme.addEventListener("click", () => {
     document.documentElement.dataset.theme = dark() ? "light" : "dark";
@@ -129,15 +132,15 @@ function controls() {
 // -- words --
 
 function words() {
-  byId("title").textContent = DATA.title;
   byId("facts").textContent = DATA.facts;
   byId("made").textContent = DATA.made;
   byId("classes-words").textContent = DATA.classes.length > 20
     ? "Mean certified radius of each class, from the most to the least certified."
     : "Mean certified radius of each class; bars go from the lowest to the highest seed.";
-  for (const { word, value, of } of DATA.tiles) {
+  for (const { word, value, spread, of } of DATA.tiles) {
     byId("tiles").append(make("li", {}, make("span", { class: "word", text: word }),
-      make("span", { class: "value", text: value }), make("span", { class: "of", text: of })));
+      make("span", { class: "value", text: value }), make("span", { class: "spread", text: spread }),
+      make("span", { class: "of", text: of })));
   }
   byId("alarms").hidden = DATA.alarms.length === 0;
   byId("alarms").append(...DATA.alarms.map((text) => make("p", { text })));
@@ -149,7 +152,7 @@ function words() {
 words();
 controls();
 for (const [id] of FIGURES) addTable(byId(id));
-runTable();
+results();
 render();
 // A new width needs new ticks, not a stretched picture.
 let width = document.body.clientWidth;
