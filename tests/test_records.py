@@ -313,7 +313,10 @@ def test_certificates_come_back(tmp_path):
     columns = certificates()
     records.write_certificates(tmp_path, columns)
     found = records.read_certificates(tmp_path)
-    assert found.keys() == columns.keys()
+    assert found.keys() == {*columns, "violations"}
+    assert found["violations"] == -1  # no attack was made, or an older acert wrote the file
+    records.write_certificates(tmp_path, columns | {"violations": 3})
+    assert records.read_certificates(tmp_path)["violations"] == 3
     for name in ("index", "label", "prediction", "status", "margin", "attack_radius"):
         np.testing.assert_array_equal(found[name], columns[name])
     for name in ("max_radius", "arithmetic", "bounds", "elide", "domain"):

@@ -152,6 +152,13 @@ def test_an_attack_at_a_certified_radius_raises_the_alarm(tmp_path, arithmetic, 
     assert "2 of 40 attacked images were broken inside their certified radius" in alarm
     assert words in alarm
     assert collect([tmp_path / "x"]).alarms == ()
+    # A record that says which of them are more than rounding is believed.
+    make_run(tmp_path / "z" / "a", attack_radius=broken, arithmetic=arithmetic, violations=0)
+    assert collect([tmp_path / "z"]).alarms == ()
+    make_run(tmp_path / "v" / "a", attack_radius=broken, arithmetic=arithmetic, violations=1)
+    (alarm,) = collect([tmp_path / "v"]).alarms
+    assert "1 of 40 attacked images" in alarm
+    assert "the bounds are wrong" in alarm
 
 
 # -- damage -------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ class Certificates:
     so that a file holds them as they are. `margin` is the margin at radius 0, negative where
     the sample is classified rightly. `attack_radius` is NaN where no attack was made, infinity
     where none succeeded up to `max_radius`, and 0 where the sample is classified wrongly.
+    `violations` counts the attacks that contradict their certificate, float32 rounding apart;
+    -1 where none were made.
     """
 
     index: npt.NDArray[np.int64]
@@ -61,6 +63,7 @@ class Certificates:
     bounds: str
     elide: bool = True
     domain: tuple[float, float] = (0.0, 1.0)
+    violations: int = -1
 
     def __len__(self) -> int:
         return len(self.index)

@@ -100,7 +100,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "attack_radius": np.float32,
 }
 # What holds for all samples.
-_VALUES = ("max_radius", "arithmetic", "bounds", "elide")
+_VALUES = ("max_radius", "arithmetic", "bounds", "elide", "violations")
 
 
 class State(NamedTuple):
@@ -325,9 +325,9 @@ def write_certificates(folder: Path, columns: Mapping[str, Any]) -> None:
 
     `columns` has index, label, prediction, radius, status, margin (at radius 0) and
     attack_radius (NaN where none was looked for, infinity where no attack succeeded, otherwise
-    rounded up to float32), one entry a sample each, and besides the
-    values max_radius, arithmetic, bounds, elide and domain. Radii are stored as float32,
-    rounded towards 0, so that they stay proven.
+    rounded up to float32), one entry a sample each, and besides the values max_radius,
+    arithmetic, bounds, elide, domain and violations. Radii are stored as float32, rounded
+    towards 0, so that they stay proven.
     """
     stored = {name: np.asarray(value) for name, value in columns.items()}
     stored |= {name: stored[name].astype(dtype) for name, dtype in _COLUMNS.items()}
@@ -346,6 +346,7 @@ def read_certificates(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = _read_arrays(path)
     if "radius" in found:
         found.setdefault("index", np.arange(len(found["radius"])))
+    found.setdefault("violations", np.array(-1))  # older files do not tell
     absent = sorted({*_COLUMNS, *_VALUES, "domain"} - set(found))
     if absent:
         raise RunError(f"{path} is damaged: it does not hold {', '.join(absent)}")

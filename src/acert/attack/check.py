@@ -132,7 +132,7 @@ def check_certificates(
     # Who is right is decided in float64, as by certification.
     radius = np.where(certificates.correct, radius, np.float32(0))
     return AttackCheck(
-        certificates=replace(certificates, attack_radius=radius),
+        certificates=replace(certificates, attack_radius=radius, violations=len(violations)),
         violations=tuple(violations),
         rounding_only=rounding_only,
         attacks=_first(stored),

@@ -35,7 +35,8 @@ class Attack:
 
     `acr` is the mean upper bound over max_radius, where no attack up to max_radius counts as
     max_radius; `curve` is accuracy under attack, `certified` the certified accuracy of the same
-    samples. `inside` counts attacks within a certified radius.
+    samples. `inside` counts attacks within a certified radius: where the record says which of
+    them contradict it (`judged`), those alone.
     """
 
     samples: int
@@ -43,6 +44,7 @@ class Attack:
     curve: Curve
     certified: Curve
     inside: int
+    judged: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,12 +142,14 @@ def _attack(
     upper = np.where(right, np.minimum(attacked, largest), 0.0)
     # A certified radius holds at its very end; compared in the precision of the file.
     inside = (radius > 0) & (attacked <= records.rounded_up(radius))
+    violations = columns["violations"]
     return Attack(
         samples=int(tried.sum()),
         acr=metrics.acr(upper, max_radius=largest),
         curve=Curve(certified.radius, np.asarray(standing)),
         certified=certified,
-        inside=int(inside.sum()),
+        inside=int(inside.sum()) if violations < 0 else violations,
+        judged=violations >= 0,
     )
 
 

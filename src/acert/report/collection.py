@@ -75,10 +75,11 @@ class Collection:
     @property
     def alarms(self) -> tuple[str, ...]:
         """A sentence on each group in which attacks succeeded inside certified radii."""
-        meaning = _INSIDE.get(self.certification.arithmetic, "the bounds are wrong")
+        wrong = "the bounds are wrong"
+        unsure = _INSIDE.get(self.certification.arithmetic, wrong)
         return tuple(
             f"{group.label}: {group.attacks_inside} of {group.attacked_images} attacked images "
-            f"were broken inside their certified radius; {meaning}"
+            f"were broken inside their certified radius; {wrong if group.judged else unsure}"
             for group in self.certified_groups
             if group.attacks_inside
         )

@@ -127,6 +127,11 @@ class Group:
         return metrics.spread(found) if found else None
 
     @property
+    def judged(self) -> bool:
+        """Whether every attack inside a certified radius is known to contradict it."""
+        return all(one.attack.judged for one in self.certified if one.attack is not None)
+
+    @property
     def attacks_inside(self) -> int:
         """How many attacks succeeded within a certified radius, in all runs together."""
         return sum(one.attack.inside for one in self.certified if one.attack is not None)
