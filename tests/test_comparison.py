@@ -10,7 +10,7 @@ from PIL import Image
 from tests.made_records import made_run
 from tests.test_publication import STEPS
 
-from acert.errors import InvalidInput
+from acert.errors import InvalidInput, RunError
 from acert.experiments import drawings, paper
 from acert.experiments.claims import average, trade_off_rows
 from acert.experiments.comparison import filled, page, sections, standings
@@ -119,6 +119,7 @@ def test_a_shortened_run_and_another_number_format_are_said(tmp_path):
 def test_claims_without_records_are_dashes():
     made = sections({}, records_at="r")
     assert cells(made["claims"], "ACR at 75 %")[1:] == ["18 and 9", "- and -"]
+    assert cells(made["claims"], "ACR at 38 %")[1:] == ["14 and 7", "- and -"]
     assert cells(made["claims"], "a step with 2 root steps")[1:] == ["3.3", "-"]
     assert made["root-steps"] == "No record has counted its root steps yet."
     assert average([None]) is None
@@ -182,16 +183,15 @@ def test_only_what_stands_between_markers_is_written():
 
 
 def everything(tmp_path: Path) -> Path:
-    """Records of every CIFAR-10 and MNIST row, with two seeds of the first."""
+    """Records of every row, with two seeds of the first."""
     results = tmp_path / "results"
     for training in dict.fromkeys(row.training for row in paper.ROWS):
-        if training.dataset != "tinyimagenet":
-            for seed in (0, 1) if training == ROW.training else (0,):
-                made_run(
-                    results / training.folder_name(seed=seed), training, seed=seed,
-                    accuracy=0.55 + 0.3 * training.kappa, share=1 - 0.9 * training.kappa,
-                    steps=STEPS if training.method == "acert" else None,
-                )  # fmt: skip
+        for seed in (0, 1) if training == ROW.training else (0,):
+            made_run(
+                results / training.folder_name(seed=seed), training, seed=seed,
+                accuracy=0.55 + 0.3 * training.kappa, share=1 - 0.9 * training.kappa,
+                steps=STEPS if training.method == "acert" else None,
+            )  # fmt: skip
     return results
 
 
@@ -216,7 +216,13 @@ def test_render_writes_the_page_and_the_figures(tmp_path):
         "reproduction.md",
         *(
             f"{name}.{kind}"
-            for name in ("figure1-cifar10", "figure2-cifar10", "figure3-mnist", "figure3-cifar10")
+            for name in (
+                "figure1-cifar10",
+                "figure1-tinyimagenet",
+                "figure2-cifar10",
+                "figure3-mnist",
+                "figure3-cifar10",
+            )
             for kind in ("svg", "png")
         ),
     ]
@@ -230,6 +236,7 @@ def test_render_writes_the_page_and_the_figures(tmp_path):
             assert image.width > 800
             assert len(image.convert("L").getcolors(256) or [0] * 256) > 20
     assert len(figure_numbers(known, "figure1-cifar10")) == 13
+    assert len(figure_numbers(known, "figure1-tinyimagenet")) == 4 + 6
     shown = figure_numbers(known, "figure2-cifar10")["figure2/cifar10/acert-steps2, seed 1"]
     assert shown[2:] == [round(2e3 / 391, 2), [[2, 50], [3, 20]]]
 
@@ -264,6 +271,31 @@ def test_without_matplotlib_tables_are_written_and_it_is_said(tmp_path, monkeypa
     written, notes = render(tmp_path / "results", tmp_path / "docs")
     assert [path.name for path in written] == [drawings.PAGE]
     assert notes == ["no figures were drawn: this needs the package matplotlib: install it"]
+
+
+def test_a_page_that_cannot_be_written_is_one_error_and_stays_as_it_was(tmp_path, monkeypatch):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / drawings.PAGE).write_text("My words.")
+
+    def full(path, *rest, **named):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(RunError, match="docs cannot be written: No space left on device"):
+        render(tmp_path / "results", docs)
+    assert (docs / drawings.PAGE).read_bytes() == b"My words."
+    (docs / drawings.PAGE).write_bytes(b"\xff")
+    with pytest.raises(RunError, match="cannot be read"):
+        render(tmp_path / "results", docs)
+
+
+def test_pictures_that_cannot_be_written_are_one_error(tmp_path):
+    made(tmp_path / "results", ROW.id)
+    (tmp_path / drawings.PICTURES).write_text("in the way")
+    with pytest.raises(RunError, match="figures cannot be written: File exists"):
+        render(tmp_path / "results", tmp_path)
+    assert not (tmp_path / drawings.PAGE).exists()
 
 
 def test_a_picture_without_numbers_is_refused(tmp_path):

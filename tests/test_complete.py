@@ -146,6 +146,26 @@ def test_watch_extrapolates_the_epochs_so_far(monkeypatch, capsys):
     assert capsys.readouterr().err == "heard\n"
 
 
+def test_watch_does_not_wait_for_an_epoch_that_ends_long_after_the_deadline(monkeypatch):
+    clock, watched = watch(monkeypatch, deadline=101.0)
+    clock.now += 5.0  # late, but an epoch would tell how long all of them take
+    watched.step(1)
+    assert not watched.expired
+    clock.now += 5.0
+    with pytest.raises(Stop):
+        watched.step(2)
+    assert watched.expired
+
+
+def test_watch_lets_a_measured_run_end_a_little_late(monkeypatch):
+    clock, watched = watch(monkeypatch, deadline=111.0)
+    clock.now += 1.0
+    watched.epoch({"epoch": 1, "step": 5})
+    clock.now += 100.0
+    watched.step(6)
+    assert not watched.expired
+
+
 def test_watch_does_not_count_a_part_of_an_epoch(monkeypatch):
     clock, watched = watch(monkeypatch, deadline=113.0, step=3)
     clock.now += 10.0

@@ -172,6 +172,34 @@ def test_damaged_records_are_named_and_skipped(run, tmp_path):
     assert read_records(tmp_path / "nothing") == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new", "told"),
+    [
+        ("metrics.jsonl", '"seconds"', '"sekonds"', "metrics.jsonl is damaged: KeyError"),
+        ("metrics.jsonl", '"step": ', '"step": 0, "a": ', "metrics.jsonl is damaged: ZeroDivision"),
+        ("env.json", '"seconds": ', '"seconds": "a", "was": ', "env.json is damaged: `seconds`"),
+        ("root-steps.json", '"schema": 1', '"schema": 2', "root-steps.json has schema 2, this"),
+    ],
+)  # fmt: skip
+def test_records_whose_figures_no_table_could_show_are_named(run, tmp_path, file, old, new, told):
+    folder = publish(run, tmp_path / "results")
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new))
+    found, complaints = read_records(tmp_path / "results")
+    assert found == []
+    assert told in complaints[0]
+
+
+def test_radii_that_are_none_are_named(run, tmp_path):
+    folder = publish(run, tmp_path / "results")
+    columns = records.read_certificates(folder)
+    records.write_certificates(folder, columns | {"radius": np.full(len(columns["label"]), np.nan)})
+    found, complaints = read_records(tmp_path / "results")
+    assert found == []
+    assert "certificates.npz is damaged: `radius` must be in [0, " in complaints[0]
+
+
 # -- root steps ---------------------------------------------------------------------------
 
 

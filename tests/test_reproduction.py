@@ -19,7 +19,7 @@ from acert.experiments import paper, reproduction
 from acert.experiments.publication import publish, read_record, read_records
 from acert.experiments.reproduction import Job, jobs, reproduce, seconds_needed
 from acert.experiments.row import Published, Row, Training
-from acert.experiments.standing import has_data, standing, status
+from acert.experiments.standing import has_data, standing
 
 ROOT = Path(__file__).parent.parent
 ACERT = paper.find("table1/cifar10/acert-k0")
@@ -46,8 +46,9 @@ def record_of(row: Row, folder: Path, **details):
 
 
 def test_committed_mnist_records_fill_their_rows():
-    known = {one.row.id: one for one in status(ROOT / "results", ROOT / "nothing")}
-    assert len(known) == len(paper.ROWS)
+    found, complaints = read_records(ROOT / "results")
+    assert complaints == []
+    known = {row.id: standing(row, found, ROOT / "nothing") for row in paper.ROWS}
     for name in ("table1/mnist/acert-k0", "table7/mnist/fastibp-k0", "figure3/mnist/acert-k0"):
         assert known[name].state == "done"
         assert len(known[name].records) == 1
@@ -307,6 +308,11 @@ def test_a_spent_budget_starts_nothing_even_where_no_time_is_known(tmp_path, mad
     assert outcome.left == ["tinyimagenet-fastibp-k0-s0"]
 
 
+def test_a_run_with_damaged_figures_has_no_known_time(tmp_path):
+    (tmp_path / records.METRICS).write_text("{")
+    assert seconds_needed(Job(row=ACERT, seed=0), [], hardware="this", run=tmp_path) is None
+
+
 def test_failures_and_misses_are_told_and_the_next_run_begun(tmp_path, made):
     calls, plans = made
     plans["cifar10-acert-k0-s0"] = RunError("the loss was not finite")
@@ -427,10 +433,17 @@ def test_the_printed_command(capsys):
         (["--budget", "soon"], "a time is needed, such as 90s"),
         (["--epochs", "0"], "`--epochs` must be at least 1"),
         (["--seeds", "a,b"], "`--seeds` must be whole numbers between commas; got 'a,b'"),
+        (["--seeds=-3", "--list"], "`seed` must be in [0, 9999999]; got -3"),
+        (["--epochs", "0", "--print", TINY.id], "`--epochs` must be at least 1"),
+        (["mnist", "--rows", ACERT.id], f"`--rows` must be of mnist; got {ACERT.id}"),
+        (["mnist", "--rows", ACERT.id, "--list"], f"`--rows` must be of mnist; got {ACERT.id}"),
+        (["--rows", ACERT.id, "--out", __file__], "nothing can be written to"),
+        (["--rows", ACERT.id, "--results", __file__], "nothing can be written to"),
+        (["--render", "--out", __file__], "nothing can be written to"),
     ],
 )
 def test_mistakes_are_one_line(capsys, words, told):
-    assert main(["reproduce", *words, "--device", "cpu", "--results", "nowhere"]) == 2
+    assert main(["reproduce", "--results", "nowhere", *words, "--device", "cpu"]) == 2
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
@@ -456,6 +469,16 @@ def test_running_by_command(capsys, tmp_path, made, monkeypatch):
     assert out.count("skipped: ") == 2
     assert main([*words, "--rows", ACERT.id]) == 0
     assert "nothing is missing" in capsys.readouterr().out
+
+
+def test_a_budget_in_which_nothing_was_done_is_a_mistake(capsys, tmp_path, made):
+    _, plans = made
+    plans["tinyimagenet-fastibp-k0-s0"] = None
+    words = ["reproduce", "--rows", TINY.id, "--device", "cpu", "--out", str(tmp_path / "runs"),
+             "--results", str(tmp_path / "results"), "--budget", "2s"]  # fmt: skip
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error == "acert: `--budget` must do for one run at least; got 2 s\n"
 
 
 def test_render_by_command(capsys, tmp_path):

@@ -225,8 +225,8 @@ def test_a_recorded_name_cannot_lead_out_of_the_folder(tmp_path):
 
 def test_durations():
     assert [duration(text) for text in ("90s", "25m", "2h", "0.5m")] == [90, 1500, 7200, 30]
-    assert [spoken(seconds) for seconds in (0.2, 119, 150, 9000)] == [
-        "1 s", "119 s", "2 min", "2.5 h",
+    assert [spoken(seconds) for seconds in (0, 0.24, 3, 119, 150, 9000)] == [
+        "0.1 s", "0.2 s", "3 s", "119 s", "2 min", "2.5 h",
     ]  # fmt: skip
     for text in ("25", "m", "0s", "-5m", "25 minutes", ""):
         with pytest.raises(InvalidInput, match="such as 90s, 25m or 2h; got"):
@@ -278,7 +278,7 @@ def test_sweep_skip_and_grow(call):
     assert [line.split()[0] for line in lines] == [
         "acert-k0-s0", "fastibp-k0-s0", "acert-k0-s1", "fastibp-k0-s1",
     ]  # fmt: skip
-    assert all(re.search(r"  Acc \d+\.\d\d  ACR .* ART .* \d+ s$", line) for line in lines)
+    assert all(re.search(r"  Acc \d+\.\d\d  ACR .* ART .* [\d.]+ s$", line) for line in lines)
     header, acert_row, fastibp_row, hint = out.splitlines()
     assert header.split() == ["method", "kappa", "n", "Acc", "ACR", "ART"]
     found = [records.read_certificates(Path("out", f"acert-k0-s{seed}")) for seed in (0, 1)]
@@ -313,9 +313,9 @@ def test_plan_is_printed_and_nothing_done(call):
         "--out", "out", "--plan")  # fmt: skip
     assert status == 0
     assert out.splitlines() == [
-        "acert-k0-s0     new, 1 epochs",
-        "acert-k0.5-s0   new, 1 epochs",
-        "standard-k1-s0  new, 1 epochs",
+        "acert-k0-s0     new, 1 epoch",
+        "acert-k0.5-s0   new, 1 epoch",
+        "standard-k1-s0  new, 1 epoch",
         "3 runs in out, 0 of them finished",
     ]
     assert err.splitlines() == [
@@ -350,13 +350,19 @@ def test_standing_in_words(call):
     status, out, _ = call(*words, "--plan")
     assert status == 0
     lines = out.splitlines()
-    assert re.fullmatch(r"acert-k0-s1  begun, 1 of 2 epochs, about \d s", lines[0])
+    assert re.fullmatch(r"acert-k0-s1  begun, 1 of 2 epochs, about [\d.]+ s", lines[0])
     assert lines[1].startswith("acert-k0-s2  damaged: out/acert-k0-s2/config.json is damaged")
+    assert lines[2] == "2 runs in out, 0 of them finished"
+    kept = (begun / records.METRICS).read_bytes()
+    (begun / records.METRICS).write_text("{")
+    assert call(*words, "--plan")[1].startswith("acert-k0-s1  begun, 0 of 2 epochs")
+    (begun / records.METRICS).write_bytes(kept)
     assert call(*TINY, "--out", "out", "--plan")[1].startswith("acert-k0-s0  to be certified")
     # The damaged one is told, the other goes on.
     status, out, err = call(*words)
     assert status == 1
     assert "failed: acert-k0-s2: out/acert-k0-s2/config.json is damaged" in err
+    assert "finished already" not in err
     assert len(records.read_metrics(begun)) == 2
 
 
@@ -437,6 +443,19 @@ def test_a_failed_run_is_told_and_the_others_finish(call):
     assert not failure.exists()
 
 
+def test_a_full_disk_leaves_no_promise_of_more(call, monkeypatch):
+    def full(path, *rest, **named):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    status, _, err = call("--model", "mlp", *TINY[:2], "--device", "cpu", "--out", "out",
+        "--set", "learning_rate=Constant(constant_rate=1e30)")  # fmt: skip
+    assert status == 1
+    assert "failed: acert-k0-s0: " in err
+    assert "more in" not in err
+
+
 def test_nan_is_a_failure_of_one_run(call):
     words = ["--methods", "fastibp,standard", *TINY, "--out", "out"]
     # The recipes differ in nothing else that could be set for one of them alone.
@@ -485,9 +504,24 @@ def test_budget_measures_the_first_of_a_kind(call):
     assert not Path("out/acert-k0-s1").exists()
 
 
+def test_a_run_that_was_stopped_within_its_first_epoch_says_so(tmp_path):
+    class Late(Here):
+        def report(self):
+            self.tasks.pop()
+            return Report(name="acert-k0-s0", kind="late")
+
+    sweep = Sweep(make_plan(epochs=1, changes=["network.width=1"]), tmp_path)
+    shown = []
+    board = BoardLines()
+    board.note = shown.append
+    with pytest.raises(InvalidInput, match=r"must do for one run at least; got 60 s$"):
+        sweep.run(Late(), board, budget=60)
+    assert shown == ["acert-k0-s0  left out: not one epoch was done in time"]
+
+
 def test_budget_that_is_over_before_it_began(tmp_path):
     sweep = Sweep(make_plan(epochs=1, changes=["network.width=1"]), tmp_path)
-    with pytest.raises(InvalidInput, match=r"`budget` must do for one run at least; got 1 s$"):
+    with pytest.raises(InvalidInput, match=r"`budget` must do for one run at least; got 0.1 s$"):
         sweep.run(Here(), BoardLines(), budget=1e-9)
 
 
@@ -526,6 +560,22 @@ def test_a_signal_stops_all_and_says_how_to_go_on(call, monkeypatch, number):
         f"To go on: acert sweep {' '.join(words)}\n"
     )
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_ctrl_c_does_not_wait_and_still_says_how_to_go_on(call, monkeypatch):
+    class Impatient(Interrupted):
+        def stop(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(verb, "LocalEngine", lambda **options: Impatient())
+    words = ["--seeds", "0,1,2", *TINY, "--out", "out"]
+    status, _, err = call(*words)
+    assert status == 130
+    assert "Ctrl-C again ends them at once" in err
+    assert err.endswith(
+        "acert: stopped with 1 of 3 runs finished, and what was under way as it was last saved. "
+        f"To go on: acert sweep {' '.join(words)}\n"
+    )
 
 
 def test_a_sweep_runs_in_another_thread_too(tmp_path):
@@ -573,6 +623,18 @@ def test_bar_shows_the_whole_sweep():
     shown.close()
     assert "acert-k0-s0  Acc 50.00  ACR 25.00  ART 40.00  3 s" in text.getvalue()
     assert "acert-k0.25-s0  failed: [red]why" in text.getvalue()
+
+
+def test_no_bar_where_nothing_is_to_be_made(call, monkeypatch):
+    assert call(*TINY, "--out", "out")[0] == 0
+
+    class Counted(BoardLines):
+        def start(self, todo):
+            raise AssertionError
+
+    monkeypatch.setattr(verb, "board", Counted)
+    status, _, err = call(*TINY, "--out", "out")
+    assert (status, err) == (0, "1 of 1 runs are finished already\n")
 
 
 def test_bar_on_a_terminal_lines_elsewhere_and_without_rich(monkeypatch):

@@ -7,14 +7,16 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from acert import records
 from acert.cli.flags import Parser, add_place, add_verb, chosen_device
 from acert.errors import InvalidInput
-from acert.experiments.budget import duration
+from acert.experiments.budget import duration, spoken
 from acert.experiments.drawings import render
 from acert.experiments.paper import find, selected
 from acert.experiments.publication import read_records
 from acert.experiments.reproduction import Job, jobs, reproduce
 from acert.experiments.row import Row
+from acert.experiments.run import check_seed
 from acert.experiments.standing import Standing, standing
 
 __all__ = ["add"]
@@ -64,13 +66,21 @@ def _duration(text: str) -> float:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
+    options.seeds = _seeds(options.seeds)
+    if options.epochs is not None and options.epochs < 1:
+        raise InvalidInput(f"`--epochs` must be at least 1; got {options.epochs}")
     if options.print is not None:
         _print_commands(find(options.print), options)
         return 0
     rows = selected(options.which)
     if options.rows is not None:
         asked = [find(name.strip()) for name in options.rows.split(",")]
-        rows = [row for row in asked if row in rows]
+        outside = [row.id for row in asked if row not in rows]
+        if outside:
+            raise InvalidInput(
+                f"`--rows` must be of {', '.join(options.which)}; got {', '.join(outside)}"
+            )
+        rows = asked
     if options.list:
         _list(rows, options)
         return 0
@@ -82,19 +92,23 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 def _run(rows: list[Row], options: argparse.Namespace) -> int:
     device, out = chosen_device(options.device), options.out or Path("runs")
-    if options.epochs is not None and options.epochs < 1:
-        raise InvalidInput(f"`--epochs` must be at least 1; got {options.epochs}")
     found, complaints = read_records(options.results)
     for complaint in complaints:
         print(f"skipped: {complaint}")
-    wanted = jobs(rows, found, seeds=_seeds(options.seeds), epochs=options.epochs)
+    wanted = jobs(rows, found, seeds=options.seeds, epochs=options.epochs)
     if not wanted:
         print("nothing is missing")
         return 0
+    # Before the work, not after it; records have no folder before the first of them.
+    for place in (out, options.results):
+        if place == out or place.exists():
+            records.make_writable(place)
     outcome = reproduce(
         wanted, results=options.results, out=out, data_dir=options.data_dir, device=device,
         budget=options.budget, say=_say,
     )  # fmt: skip
+    if options.budget is not None and len(outcome.left) == len(wanted):
+        raise InvalidInput(f"`--budget` must do for one run at least; got {spoken(options.budget)}")
     _render(options.results, out)
     for line in outcome.failed:
         print(f"failed: {line}")
@@ -137,7 +151,7 @@ def _line(one: Standing, width: int) -> str:
 
 
 def _print_commands(row: Row, options: argparse.Namespace) -> None:
-    for seed in _seeds(options.seeds) or row.seeds:
+    for seed in options.seeds or row.seeds:
         short = None if options.epochs == row.training.recipe_epochs else options.epochs
         job = Job(row=row, seed=seed, epochs=short)
         train, certify = job.commands(options.out or Path("runs"))
@@ -150,8 +164,11 @@ def _seeds(text: str | None) -> list[int] | None:
     if text is None:
         return None
     try:
-        return [int(part) for part in text.split(",")]
+        seeds = [int(part) for part in text.split(",")]
     except ValueError:
         raise InvalidInput(
             f"`--seeds` must be whole numbers between commas; got {text!r}"
         ) from None
+    for seed in seeds:
+        check_seed(seed)
+    return seeds

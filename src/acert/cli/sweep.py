@@ -135,7 +135,8 @@ def _show_plan(sweep: Sweep) -> None:
     words = [sweep.standing(run) for run in runs]
     for run, word in zip(runs, words, strict=True):
         print(f"{run.name:{width}}  {word}")
-    print(f"{len(runs)} runs in {sweep.out}, {words.count('finished')} of them finished")
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    print(f"{count} in {sweep.out}, {words.count('finished')} of them finished")
 
 
 def _tell_rest(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
@@ -147,7 +148,8 @@ def _tell_rest(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
         print(f"left out, for want of time: {names}", file=sys.stderr)
     for outcome in failed:
         file = failure_file(sweep.out, outcome.run.name)
-        more = f" (more in {file})" if file.is_file() else ""
+        # It is empty if the disk was full.
+        more = f" (more in {file})" if file.is_file() and file.stat().st_size else ""
         print(f"failed: {outcome.run.name}: {outcome.reason}{more}", file=sys.stderr)
     return 1 if failed else 0
 

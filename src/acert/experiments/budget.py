@@ -12,7 +12,7 @@ from acert import records
 from acert.errors import InvalidInput, RunError
 from acert.experiments.experiment import Experiment, to_config
 
-__all__ = ["Measured", "Pace", "duration", "measured", "spoken"]
+__all__ = ["Measured", "Pace", "duration", "epochs_left", "measured", "spoken"]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -34,10 +34,11 @@ def spoken(seconds: float) -> str:
     """A duration as one says it.
 
     >>> spoken(7.4), spoken(95), spoken(5400)
-    ('7 s', '95 s', '90 min')
+    ('7.4 s', '95 s', '90 min')
     """
     if seconds < 120:
-        return f"{max(1, round(seconds))} s"
+        digits = 1 if seconds < 10 else 0
+        return f"{max(0.1, round(seconds, digits)):g} s"
     return f"{round(seconds / 60)} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 

@@ -26,6 +26,9 @@ from acert.training import Trainer
 
 __all__ = ["complete_run", "found_certificates"]
 
+# Seconds that a run may be late with its first full epoch, which tells how long all of them take.
+_GRACE = 5.0
+
 
 def complete_run(
     experiment: Experiment,
@@ -47,7 +50,8 @@ def complete_run(
     is finished and certified as asked is not touched; one that holds another config is refused.
     `deadline` is a value of `time.monotonic()`: once a full epoch has been measured (on CUDA the
     second, since the first contains compilation), a run that will not be trained by then stops
-    as Ctrl-C does, with its state saved, and None comes back.
+    as Ctrl-C does, with its state saved, and None comes back. Before that it stops a few seconds
+    after the deadline, even within an epoch.
     """
     folder, settings = Path(out), experiment.settings
     max_radius = settings.max_radius if certify_to is None else certify_to
@@ -132,8 +136,11 @@ class Watch(Progress):
         self.shown.start(trainer)
 
     def step(self, step: int) -> None:
-        """Passes it on."""
+        """Stops the run if the deadline is over before anything could be measured."""
         self.shown.step(step)
+        if not self.measured and time.monotonic() > self.deadline + _GRACE:
+            self.expired = True
+            raise Stop
 
     def epoch(self, row: Row) -> None:
         """Stops the run if the epochs so far say that the others will take too long."""

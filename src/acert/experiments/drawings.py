@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from acert import metrics
-from acert.errors import InvalidInput
+from acert import metrics, records
+from acert.errors import InvalidInput, RunError
 from acert.experiments.claims import DATASETS, Standings, average, trade_off_rows
 from acert.experiments.comparison import filled, page, relative, sections, standings
 from acert.experiments.publication import read_records
@@ -40,6 +40,7 @@ _DASHES = ("-", (0, (5, 2)), (0, (1, 1.3)))
 # name: (figure of the paper, data set)
 _FIGURES = {
     "figure1-cifar10": ("figure1", "cifar10"),
+    "figure1-tinyimagenet": ("figure1", "tinyimagenet"),
     "figure2-cifar10": ("figure2", "cifar10"),
     "figure3-mnist": ("figure3", "mnist"),
     "figure3-cifar10": ("figure3", "cifar10"),
@@ -57,22 +58,31 @@ def render(results: Path, out: Path) -> tuple[list[Path], list[str]]:
     A page that is there keeps what stands outside of the markers. Without Matplotlib the
     pictures that are there stay as they are.
     """
+    records.make_writable(out)
     found, complaints = read_records(results)
     known = standings(found)
-    folder = out / PICTURES
-    notes = [f"skipped: {text}" for text in complaints]
-    written = []
-    if any(figure_numbers(known, name) for name in _FIGURES):
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            for name in _FIGURES:
-                written += _draw(known, name, folder)
-        except ModuleNotFoundError as error:
-            notes.append(f"no figures were drawn: this needs the package {error.name}: install it")
-    path = out / PAGE
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_text(rendered(known, results, out), encoding="utf-8")
+    text = rendered(known, results, out)
+    notes = [f"skipped: {complaint}" for complaint in complaints]
+    written: list[Path] = []
+    try:
+        for name in figure_names(known):
+            written += _draw(known, name, out / PICTURES)
+    except ModuleNotFoundError as error:
+        notes.append(f"no figures were drawn: this needs the package {error.name}: install it")
+    except OSError as error:
+        raise _unwritten(out / PICTURES, error) from error
+    # Beside its place first: the page may hold a user's own words.
+    path, draft = out / PAGE, out / f".{PAGE}.tmp"
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise _unwritten(out, error) from error
     return [path, *written], notes
+
+
+def _unwritten(folder: Path, error: OSError) -> RunError:
+    return RunError(f"{folder} cannot be written: {error.strerror or error}")
 
 
 def rendered(known: Standings, results: Path, out: Path) -> str:
@@ -80,7 +90,10 @@ def rendered(known: Standings, results: Path, out: Path) -> str:
     place = relative(results, out)
     path = out / PAGE
     made = {**sections(known, records_at=place), "figures": _gallery(known)}
-    text = path.read_text(encoding="utf-8") if path.is_file() else page(known, records_at=place)
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() else page(known, records_at=place)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"the page {path} cannot be read: {error}") from error
     return filled(text, made)
 
 
@@ -162,8 +175,7 @@ def _gallery(known: Standings) -> str:
 
 def _draw(known: Standings, name: str, folder: Path) -> list[Path]:
     numbers = figure_numbers(known, name)
-    if not numbers:
-        return []
+    folder.mkdir(exist_ok=True)
     rows = [one for one in _rows(known, name) if one.records]
     if name.startswith("figure2"):
         figure = _root_step_figure(rows)

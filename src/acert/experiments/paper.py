@@ -93,6 +93,11 @@ _TINY = {
     "fastibp-k0.85": _tiny("fastibp", "fastibp-k0.85", 0.85),
     "standard": _tiny("standard", "standard", 1.0),
     "sabr-k0": _tiny("sabr", "sabr-k0"),
+    **{
+        f"{method}-k{kappa:g}": _tiny(method, f"{method}-k{kappa:g}", kappa)
+        for method, kappas in (("acert", (0.5, 0.75, 0.9)), ("fastibp", (0.5, 0.95, 0.98)))
+        for kappa in kappas
+    },
 }
 _RUNS = {"mnist": _MNIST, "cifar10": _CIFAR10, "tinyimagenet": _TINY}
 
@@ -234,8 +239,14 @@ def _rows(part: str, worth: int, dataset: str, table: Mapping[str, Published]) -
 
 
 _NO_NUMBERS = Published()
-_FIGURE1 = ("acert-k0.5", "acert-k0.75", "acert-k0.9", "acert-k0.97",
-            "fastibp-k0.5", "fastibp-k0.9", "fastibp-k0.97")  # fmt: skip
+# Besides the runs of Table 1. The paper does not name its kappas: these reach the accuracies of
+# its text, 75 % on CIFAR-10 and 38 % on TinyImageNet.
+_FIGURE1 = {
+    "cifar10": ("acert-k0.5", "acert-k0.75", "acert-k0.9", "acert-k0.97",
+                "fastibp-k0.5", "fastibp-k0.9", "fastibp-k0.97"),
+    "tinyimagenet": ("acert-k0.5", "acert-k0.75", "acert-k0.9",
+                     "fastibp-k0.5", "fastibp-k0.95", "fastibp-k0.98"),
+}  # fmt: skip
 ROWS: tuple[Row, ...] = (
     *_rows("table1", 1, "cifar10", _TABLE1["cifar10"]),
     *_rows("table1", 2, "mnist", _TABLE1["mnist"]),
@@ -243,13 +254,14 @@ ROWS: tuple[Row, ...] = (
     *_rows("figure2", 3, "cifar10", dict.fromkeys(_TABLE6, _NO_NUMBERS)),
     *_rows("table2", 4, "cifar10", {f"{key}-unscheduled": row for key, row in _TABLE2.items()}),
     *_rows("table5", 5, "cifar10", _TABLE5),
-    *_rows("figure1", 6, "cifar10", dict.fromkeys(_FIGURE1, _NO_NUMBERS)),
+    *_rows("figure1", 6, "cifar10", dict.fromkeys(_FIGURE1["cifar10"], _NO_NUMBERS)),
     *_rows("table7", 7, "mnist", _TABLE7["mnist"]),
     *_rows("table7", 7, "cifar10", _TABLE7["cifar10"]),
     *_rows("figure3", 7, "mnist", dict.fromkeys(_TABLE7["mnist"], _NO_NUMBERS)),
     *_rows("figure3", 7, "cifar10", dict.fromkeys(_TABLE7["cifar10"], _NO_NUMBERS)),
     *_rows("table1", 8, "tinyimagenet", _TABLE1["tinyimagenet"]),
     *_rows("table7", 8, "tinyimagenet", _TABLE7["tinyimagenet"]),
+    *_rows("figure1", 9, "tinyimagenet", dict.fromkeys(_FIGURE1["tinyimagenet"], _NO_NUMBERS)),
 )
 PARTS: dict[str, str] = {
     "table1": "Table 1: accuracy, ACR and ART",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from acert import records
-from acert.errors import AcertError, RunError
+from acert.errors import AcertError, InvalidInput, RunError
 from acert.evaluation import Certificates
 from acert.experiments.experiment import Experiment, read_experiment
 from acert.experiments.root_steps import RootSteps
@@ -123,8 +123,8 @@ def publish(run: Path, results: Path, *, name: str | None = None) -> Path:
 
 
 def read_record(folder: Path) -> Record:
-    """The record in a folder; a damaged file is named."""
-    return Record(
+    """The record in a folder; a damaged file is named, before a table asks for its figures."""
+    record = Record(
         folder=folder,
         experiment=read_experiment(folder),
         certificates=Certificates(**records.read_certificates(folder)),
@@ -132,6 +132,9 @@ def read_record(folder: Path) -> Record:
         metrics=records.read_metrics(folder),
         root_steps=_read_root_steps(folder),
     )
+    _check_certificates(record)
+    _check_times(record)
+    return record
 
 
 def read_records(results: Path) -> tuple[list[Record], list[str]]:
@@ -162,9 +165,39 @@ def _read_root_steps(folder: Path) -> RootSteps | None:
     if not path.is_file():
         return None
     try:
-        return RootSteps.from_json(json.loads(path.read_text(encoding="utf-8")))
+        value = json.loads(path.read_text(encoding="utf-8"))
+        schema, found = int(value["schema"]), RootSteps.from_json(value)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    if schema > records.SCHEMA:
+        raise RunError(
+            f"{path} has schema {schema}, this acert knows schemas up to {records.SCHEMA}: "
+            "a newer acert is needed"
+        )
+    return found
+
+
+def _check_certificates(record: Record) -> None:
+    """Refuses radii that have no mean, such as NaN."""
+    try:
+        _ = record.certificates.art
+    except InvalidInput as error:
+        path = record.folder / records.CERTIFICATES
+        raise RunError(f"{path} is damaged: {error}") from error
+
+
+def _check_times(record: Record) -> None:
+    """Refuses rows without times and steps, and times that are no numbers."""
+    path = record.folder / records.METRICS
+    try:
+        _ = record.step_seconds, [float(row["seconds"]) for row in record.metrics]
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    for name in ("seconds", "certification_seconds"):
+        value = record.environment.get(name)
+        if value is not None and not isinstance(value, (int, float)):
+            path = record.folder / records.ENVIRONMENT
+            raise RunError(f"{path} is damaged: `{name}` must be a number; got {value!r}")
 
 
 def _folders(results: Path) -> list[Path]:

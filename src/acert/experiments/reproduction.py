@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from acert import data, records
-from acert.errors import AcertError, DataError, InvalidInput
+from acert.errors import AcertError, DataError, InvalidInput, RunError
 from acert.evaluation import Certificates
 from acert.experiments.budget import spoken
 from acert.experiments.complete import complete_run
@@ -121,7 +121,10 @@ def seconds_needed(
     same data set and hardware whose step costs most nearly the same.
     """
     settings = job.experiment.settings
-    rows = records.read_metrics(run) if run is not None else []
+    try:
+        rows = records.read_metrics(run) if run is not None else []
+    except RunError:  # training says so, or writes them anew from its state
+        rows = []
     similar = [
         record
         for record in found

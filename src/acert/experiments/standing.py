@@ -6,15 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 
 from acert.data.files import data_root
 from acert.experiments.experiment import Experiment, to_config
-from acert.experiments.paper import ROWS
-from acert.experiments.publication import Record, read_records
+from acert.experiments.publication import Record
 from acert.experiments.row import Row
 
-__all__ = ["Standing", "fits", "has_data", "standing", "status"]
+__all__ = ["Standing", "fits", "has_data", "standing"]
 
 # One of these under the data folder, and a data set is there.
 _FILES = {
@@ -41,17 +39,6 @@ class Standing:
         if not self.missing:
             return "done"
         return "missing" if self.has_data else "needs data"
-
-
-def status(
-    results: str | PathLike[str],
-    data_dir: str | PathLike[str] | None = None,
-    *,
-    rows: Sequence[Row] = ROWS,
-) -> list[Standing]:
-    """How each row stands, in order of worth; damaged records count as none."""
-    found, _ = read_records(Path(results))
-    return [standing(row, found, data_dir) for row in rows]
 
 
 def standing(

@@ -21,7 +21,7 @@ from acert import data, records
 from acert.errors import InvalidInput, RunError
 from acert.evaluation import Certificates, Evaluation
 from acert.experiments.board import Board, Outcome
-from acert.experiments.budget import Pace, spoken
+from acert.experiments.budget import Pace, epochs_left, spoken
 from acert.experiments.complete import found_certificates
 from acert.experiments.engine import Engine
 from acert.experiments.plan import Plan, PlannedRun
@@ -90,11 +90,13 @@ class Sweep:
         folder, epochs = self.out / run.name, run.experiment.settings.epochs
         need = self.pace.seconds(run.experiment, folder)
         about = "" if need is None else f", about {spoken(need)}"
+        all_of_them = f"{epochs} epoch" if epochs == 1 else f"{epochs} epochs"
         if records.is_finished(folder):
             return f"to be certified{about}"
         if not (folder / records.CONFIG).is_file():
-            return f"new, {epochs} epochs{about}"
-        return f"begun, {len(records.read_metrics(folder))} of {epochs} epochs{about}"
+            return f"new, {all_of_them}{about}"
+        done = epochs - epochs_left(run.experiment, folder)
+        return f"begun, {done} of {all_of_them}{about}"
 
     def run(self, engine: Engine, board: Board, *, budget: float | None = None) -> list[Outcome]:
         """The outcome of every run, in the order of the plan; files are in the folder `out`.
@@ -107,11 +109,13 @@ class Sweep:
         for name, all_of_it in {(r.experiment.dataset, r.experiment.train_on_all) for r in todo}:
             # Missing data are told once, before anything is started.
             data.load(name, data_dir=self.data_dir, train_on_all=all_of_it)
-        if len(todo) < len(ended):
-            board.note(f"{len(ended) - len(todo)} of {len(ended)} runs are finished already")
+        finished = [one for one in ended.values() if one is not None and one.kind == "found"]
+        if finished:
+            board.note(f"{len(finished)} of {len(ended)} runs are finished already")
         records.make_writable(self.out)
         self.plan.record(self.out)
-        board.start(todo)
+        if todo:
+            board.start(todo)
         deadline = None if budget is None else began + budget
         outcomes: list[Outcome] = []
         try:
@@ -121,8 +125,14 @@ class Sweep:
                         outcomes.append(outcome)
                         board.over(outcome)
                 except KeyboardInterrupt:
-                    engine.stop()
-                    raise KeyboardInterrupt(self._stopped([*ended.values(), *outcomes])) from None
+                    board.note("stopping: runs under way are saved; Ctrl-C again ends them at once")
+                    under_way = "saved"
+                    try:
+                        engine.stop()
+                    except KeyboardInterrupt:
+                        under_way = "as it was last saved"
+                    told = self._stopped([*ended.values(), *outcomes], under_way)
+                    raise KeyboardInterrupt(told) from None
         finally:
             board.close()
         if budget is not None:
@@ -179,7 +189,8 @@ class Sweep:
             report = Report(name=run.name, kind="failed", reason="its certificates are not there")
         if report.kind == "late":
             need = self.pace.seconds(run.experiment, folder)
-            return Outcome(run=run, kind="left out", reason=_too_long(need), seconds=seconds)
+            reason = "not one epoch was done in time" if need is None else _too_long(need)
+            return Outcome(run=run, kind="left out", reason=reason, seconds=seconds)
         # Told at the end anyway, if the disk is full.
         with suppress(OSError):
             file.write_text(report.details or report.reason, encoding="utf-8")
@@ -207,13 +218,13 @@ class Sweep:
             hint = f"; the shortest, {shortest}, needs about {spoken(known[shortest])}"
         raise InvalidInput(f"`budget` must do for one run at least; got {spoken(budget)}{hint}")
 
-    def _stopped(self, outcomes: Sequence[Outcome | None]) -> str:
+    def _stopped(self, outcomes: Sequence[Outcome | None], under_way: str = "saved") -> str:
         kinds = [outcome.kind for outcome in outcomes if outcome is not None]
         done = kinds.count("found") + kinds.count("done")
         again = shlex.join(self.command) if self.command else "the same call"
         return (
             f"stopped with {done} of {len(self.plan.runs)} runs finished, and what was under way "
-            f"saved. To go on: {again}"
+            f"{under_way}. To go on: {again}"
         )
 
 
