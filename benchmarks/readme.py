@@ -15,10 +15,10 @@ sys.path.insert(0, str(ROOT))  # where `benchmarks` is, if this is run as a scri
 
 from benchmarks import digits_tradeoff  # noqa: E402
 
-from acert.experiments import drawings  # noqa: E402
-from acert.experiments.claims import Standings, trade_off_rows  # noqa: E402
-from acert.experiments.comparison import filled, standings, table  # noqa: E402
-from acert.experiments.publication import read_records  # noqa: E402
+from acert.experiments.paper import drawings  # noqa: E402
+from acert.experiments.paper.claims import Standings, trade_off_rows  # noqa: E402
+from acert.experiments.paper.comparison import filled, standings, table  # noqa: E402
+from acert.experiments.paper.publication import read_records  # noqa: E402
 
 RESULTS, DOCS, README = ROOT / "results", ROOT / "docs", ROOT / "README.md"
 

@@ -11,11 +11,12 @@ from tests.made_records import made_run
 from tests.test_publication import STEPS
 
 from acert.errors import InvalidInput, RunError
-from acert.experiments import drawings, paper
-from acert.experiments.claims import average, trade_off_rows
-from acert.experiments.comparison import filled, page, sections, standings
-from acert.experiments.drawings import figure_names, figure_numbers, render, stamp, stamped
-from acert.experiments.publication import read_record
+from acert.experiments.paper import drawings
+from acert.experiments.paper import rows as paper
+from acert.experiments.paper.claims import average, trade_off_rows
+from acert.experiments.paper.comparison import filled, page, sections, standings
+from acert.experiments.paper.drawings import figure_names, figure_numbers, render, stamp, stamped
+from acert.experiments.paper.publication import read_record
 
 ROW = paper.find("table1/cifar10/acert-k0")
 

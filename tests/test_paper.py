@@ -7,9 +7,9 @@ import pytest
 from acert.cli import train
 from acert.cli.parser import parsed
 from acert.errors import InvalidInput
-from acert.experiments import paper
+from acert.experiments.paper import rows as paper
+from acert.experiments.paper.row import Published, Training
 from acert.experiments.recipes import recipe
-from acert.experiments.row import Published, Training
 from acert.methods import Acert, AcertFast
 from acert.rootfind import _LAG
 from acert.schedules import FullRadius, SmoothRadius, StepDecay

@@ -11,8 +11,9 @@ from tests.made_records import made_run
 from acert import records
 from acert.errors import RunError
 from acert.evaluation import Certificates
-from acert.experiments import paper, publication
-from acert.experiments.publication import (
+from acert.experiments.paper import publication
+from acert.experiments.paper import rows as paper
+from acert.experiments.paper.publication import (
     RECORD_LIMIT,
     STORE_LIMIT,
     folder_size,
@@ -20,7 +21,7 @@ from acert.experiments.publication import (
     read_record,
     read_records,
 )
-from acert.experiments.root_steps import RootSteps, root_steps
+from acert.experiments.paper.root_steps import RootSteps, root_steps
 from acert.zoo import load_model
 
 RESULTS = Path(__file__).parent.parent / "results"

@@ -427,3 +427,10 @@ def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):
     records.write_config(tmp_path, {"value": "new"})
     # Once for the file, before its rename, and once for the folder, after it.
     assert seen == ["old", "new"]
+
+
+@pytest.mark.parametrize("line", ["5", "[1]", "null", '"text"'])
+def test_a_row_that_is_no_object_is_damage(tmp_path, line):
+    (tmp_path / records.METRICS).write_text(line + "\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in line 1"):
+        records.read_metrics(tmp_path)

@@ -15,11 +15,12 @@ from tests.made_records import made_run
 from acert import records
 from acert.cli import main
 from acert.errors import DataError, InvalidInput, RunError
-from acert.experiments import paper, reproduction
-from acert.experiments.publication import publish, read_record, read_records
-from acert.experiments.reproduction import Job, jobs, reproduce, seconds_needed
-from acert.experiments.row import Published, Row, Training
-from acert.experiments.standing import has_data, standing
+from acert.experiments.paper import reproduction
+from acert.experiments.paper import rows as paper
+from acert.experiments.paper.publication import publish, read_record, read_records
+from acert.experiments.paper.reproduction import Job, jobs, reproduce, seconds_needed
+from acert.experiments.paper.row import Published, Row, Training
+from acert.experiments.paper.standing import has_data, standing
 
 ROOT = Path(__file__).parent.parent
 ACERT = paper.find("table1/cifar10/acert-k0")
@@ -345,7 +346,8 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, made):
 
 INTERRUPTED = """
 import sys
-from acert.experiments import paper, reproduction
+from acert.experiments.paper import reproduction
+from acert.experiments.paper import rows as paper
 from tests.test_reproduction import digits_row
 paper.ROWS = (digits_row(epochs=10),)
 from acert.cli import main

@@ -19,15 +19,15 @@ import acert
 from acert import cli, data, metrics, records
 from acert.cli import sweep as verb
 from acert.errors import DataError, InvalidInput
-from acert.experiments import board as boards
-from acert.experiments.board import BoardBar, BoardLines, Outcome
 from acert.experiments.budget import Pace, duration, measured, spoken
 from acert.experiments.choice import chosen_experiment
-from acert.experiments.engine import Engine, LocalEngine, _cause
-from acert.experiments.plan import make_plan
 from acert.experiments.recipes import recipe, with_epochs
-from acert.experiments.sweep import Sweep, failure_file
-from acert.experiments.worker import Report, Task, perform, serve
+from acert.experiments.sweeps import board as boards
+from acert.experiments.sweeps.board import BoardBar, BoardLines, Outcome
+from acert.experiments.sweeps.engine import Engine, LocalEngine, _cause
+from acert.experiments.sweeps.plan import make_plan
+from acert.experiments.sweeps.sweep import Sweep, failure_file
+from acert.experiments.sweeps.worker import Report, Task, perform, serve
 from acert.schedules import FullRadius
 
 SOURCE = Path(acert.__file__).parents[1]
@@ -628,7 +628,7 @@ def test_bar_shows_the_whole_sweep():
 def test_no_bar_where_nothing_is_to_be_made(call, monkeypatch):
     assert call(*TINY, "--out", "out")[0] == 0
 
-    class Counted(BoardLines):
+    class Counted(BoardLines):  # type: ignore[misc]
         def start(self, todo):
             raise AssertionError
 
@@ -666,7 +666,7 @@ def test_a_task_and_a_report_as_lines(tmp_path):
 
 def test_perform_reports_progress_failure_and_stop(tmp_path, monkeypatch):
     reports = []
-    monkeypatch.setattr("acert.experiments.worker._EVERY", 0.0)
+    monkeypatch.setattr("acert.experiments.sweeps.worker._EVERY", 0.0)
     given = task(tmp_path / "one", threads=None)
     assert perform(given, reports.append).kind == "done"
     shares = [report.share for report in reports]
@@ -682,11 +682,11 @@ def test_perform_reports_progress_failure_and_stop(tmp_path, monkeypatch):
     def stopped(*words, **options):
         raise KeyboardInterrupt("stopped after step 3")
 
-    monkeypatch.setattr("acert.experiments.worker.complete_run", broken)
+    monkeypatch.setattr("acert.experiments.sweeps.worker.complete_run", broken)
     failed = perform(given, reports.append)
     assert (failed.kind, failed.reason) == ("failed", "MemoryError: all of it is taken")
     assert "Traceback" in failed.details
-    monkeypatch.setattr("acert.experiments.worker.complete_run", stopped)
+    monkeypatch.setattr("acert.experiments.sweeps.worker.complete_run", stopped)
     assert perform(given, reports.append).reason == "stopped after step 3"
 
 
@@ -705,7 +705,7 @@ def test_serve_leaves_after_a_task_that_was_stopped(tmp_path, monkeypatch):
     def stopped(*words, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("acert.experiments.worker.complete_run", stopped)
+    monkeypatch.setattr("acert.experiments.sweeps.worker.complete_run", stopped)
     reading, writing = os.pipe()
     left = []
     with os.fdopen(reading) as source, os.fdopen(writing, "w") as tasks:
@@ -862,3 +862,11 @@ def test_a_killed_sweep_leaves_no_worker_repeats_nothing_and_loses_nothing(
             assert (folder / file).read_bytes() == whole.read_bytes()
         rows = records.read_metrics(folder)
         assert [row["epoch"] for row in rows] == list(range(1, 9))
+
+
+def test_a_plan_of_a_newer_acert_is_not_replaced(tmp_path):
+    text = '{"schema": 99, "runs": []}'
+    (tmp_path / records.SWEEP).write_text(text)
+    with pytest.raises(records.NewerSchema, match=r"sweep\.json has schema 99.*a newer acert is needed"):
+        make_plan().placed(tmp_path)
+    assert (tmp_path / records.SWEEP).read_text() == text

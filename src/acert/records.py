@@ -36,6 +36,7 @@ from acert.untrusted import check_size, parsed_json, read_npz, read_text, within
 
 __all__ = [
     "SCHEMA",
+    "NewerSchema",
     "Row",
     "State",
     "check_free",
@@ -210,7 +211,7 @@ def read_metrics(folder: Path) -> list[Row]:
     for number, line in enumerate(_read(path).splitlines(), start=1):
         try:
             rows.append(dict(parsed_json(line)))
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise RunError(f"{path} is damaged in line {number}: {error}") from error
     return rows
 
@@ -278,6 +279,10 @@ def read_state(folder: Path) -> State | None:
 def drop_previous_state(folder: Path) -> None:
     """Removes the state before the last one: a finished run needs no second chance."""
     (folder / PREVIOUS_STATE).unlink(missing_ok=True)
+
+
+class NewerSchema(RunError):
+    """A file of a newer acert: it is not damaged, so nothing may replace it."""
 
 
 class _Damaged(RunError):
@@ -441,7 +446,7 @@ def _check_schema(path: Path, schema: object) -> None:
     if not isinstance(schema, int):
         raise _Damaged(f"{path} is damaged: it names no schema")
     if schema > SCHEMA:
-        raise RunError(
+        raise NewerSchema(
             f"{path} has schema {schema}, this acert knows schemas up to {SCHEMA}: "
             "a newer acert is needed"
         )

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from acert.errors import InvalidInput
+from acert.experiments.budget import duration
 from acert.experiments.choice import own_model
 from acert.experiments.override import number
 from acert.experiments.run import available_device
@@ -19,6 +20,8 @@ __all__ = [
     "Parser",
     "add_place",
     "add_verb",
+    "as_duration",
+    "as_list",
     "as_number",
     "as_numbers",
     "chosen_device",
@@ -67,6 +70,31 @@ def as_number(text: str) -> float:
         return number(text)
     except InvalidInput as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def as_duration(text: str) -> float:
+    """A duration such as 90s, 25m or 2h in seconds, for `type=`."""
+    try:
+        return duration(text)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def as_list(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Values between commas, each of them once, for `type=`."""
+
+    def read(text: str) -> list[Any]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(parts):
+            raise argparse.ArgumentTypeError(f"values between commas are needed; got {text!r}")
+        try:
+            return list(dict.fromkeys(kind(part) for part in parts))
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"whole numbers between commas are needed; got {text!r}"
+            ) from None
+
+    return read
 
 
 def as_numbers(text: str) -> list[float]:

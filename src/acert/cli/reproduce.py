@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from acert import records
-from acert.cli.flags import Parser, add_place, add_verb, chosen_device
+from acert.cli.flags import Parser, add_place, add_verb, as_duration, chosen_device
 from acert.errors import InvalidInput
-from acert.experiments.budget import duration, spoken
-from acert.experiments.drawings import render
-from acert.experiments.paper import find, selected
-from acert.experiments.publication import read_records
-from acert.experiments.reproduction import Job, jobs, reproduce
-from acert.experiments.row import Row
+from acert.experiments.budget import spoken
+from acert.experiments.paper.drawings import render
+from acert.experiments.paper.publication import read_records
+from acert.experiments.paper.reproduction import Job, jobs, reproduce
+from acert.experiments.paper.row import Row
+from acert.experiments.paper.rows import find, selected
+from acert.experiments.paper.standing import Standing, standing
 from acert.experiments.run import check_seed
-from acert.experiments.standing import Standing, standing
 
 __all__ = ["add"]
 
@@ -49,20 +49,12 @@ def add(verbs: Any) -> Parser:
     add("--seeds", help="these seeds, between commas (default: those of each row)")
     add("--epochs", type=int, help="fewer than the recipe's, schedules in proportion; counts as "
         "done for TinyImageNet alone")  # fmt: skip
-    add("--budget", type=_duration, help="time to keep to, such as 90s, 25m or 2h")
+    add("--budget", type=as_duration, help="time to keep to, such as 90s, 25m or 2h")
     add("--results", type=Path, default=Path("results"), help="records (default: results)")
     add("--out", type=Path, help="run folders (default: runs); with --render, the page and its "
         "figures (default: docs)")  # fmt: skip
     add_place(parser)
     return parser
-
-
-def _duration(text: str) -> float:
-    # argparse shows the words of this error alone.
-    try:
-        return duration(text)
-    except InvalidInput as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _reproduce(options: argparse.Namespace) -> int:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from acert import data
-from acert.cli.flags import Parser, add_place, add_verb, as_number, chosen_device, own_model
+from acert.cli.flags import (
+    Parser,
+    add_place,
+    add_verb,
+    as_duration,
+    as_list,
+    as_number,
+    chosen_device,
+    own_model,
+)
 from acert.errors import InvalidInput
-from acert.experiments.board import Outcome, board
-from acert.experiments.budget import duration
 from acert.experiments.choice import SCHEDULES
-from acert.experiments.engine import LocalEngine
-from acert.experiments.plan import Plan, PlannedRun, make_plan
-from acert.experiments.sweep import Sweep, failure_file
+from acert.experiments.sweeps.board import Outcome, board
+from acert.experiments.sweeps.engine import LocalEngine
+from acert.experiments.sweeps.plan import Plan, PlannedRun, make_plan
+from acert.experiments.sweeps.sweep import Sweep, failure_file
 from acert.methods import METHODS
 from acert.metrics import Spread, spread
 
@@ -39,7 +47,7 @@ def add(verbs: Any) -> Parser:
         description="Train and certify every combination of lists of values, between commas.",
     )  # fmt: skip
     add = parser.add_argument
-    words, numbers, counts = _listed(str), _listed(as_number), _listed(int)
+    words, numbers, counts = as_list(str), as_list(as_number), as_list(int)
     # A list of one may be spelt as `acert train` spells it.
     add("--datasets", "--dataset", type=words, help=f"{', '.join(data.NAMES)} (default: digits)")
     add("--methods", "--method", type=words, help=f"{', '.join(METHODS)} (default: acert)")
@@ -59,34 +67,10 @@ def add(verbs: Any) -> Parser:
     add("--bounds", choices=("ibp", "crown-ibp"), default="ibp", help="default: ibp")
     add("--out", type=Path, required=True, help="folder of the run folders")
     add("--jobs", type=int, help="runs at a time (default: one a core, on a GPU one)")
-    add("--budget", type=_seconds, help="start only what will be done in 90s, 25m or 2h")
+    add("--budget", type=as_duration, help="start only what will be done in 90s, 25m or 2h")
     add("--plan", action="store_true", help="print the plan and stop")
     add_place(parser)
     return parser
-
-
-def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Values between commas, each of them once, for `type=`."""
-
-    def read(text: str) -> list[Any]:
-        parts = [part.strip() for part in text.split(",")]
-        if not all(parts):
-            raise argparse.ArgumentTypeError(f"values between commas are needed; got {text!r}")
-        try:
-            return list(dict.fromkeys(kind(part) for part in parts))
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"whole numbers between commas are needed; got {text!r}"
-            ) from None
-
-    return read
-
-
-def _seconds(text: str) -> float:
-    try:
-        return duration(text)
-    except InvalidInput as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _sweep(options: argparse.Namespace) -> int:

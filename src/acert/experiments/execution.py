@@ -108,8 +108,8 @@ class Execution:
         except RunError as error:
             with suppress(RunError):  # of the two failures the first is told
                 self.writer.wait()
-            where = "none, since `out` was not given"
-            if self.folder is not None:
+            where = "none, since `out` was not given" if self.folder is None else "none"
+            if self.saved_step is not None and self.folder is not None:
                 where = f"{self.folder / records.STATE}, step {self.saved_step}"
             raise RunError(f"{error}; the last good checkpoint: {where}") from error
         except RuntimeError as error:

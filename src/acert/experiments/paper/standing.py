@@ -9,8 +9,8 @@ from os import PathLike
 
 from acert.data.files import data_root
 from acert.experiments.experiment import Experiment, to_config
-from acert.experiments.publication import Record
-from acert.experiments.row import Row
+from acert.experiments.paper.publication import Record
+from acert.experiments.paper.row import Row
 
 __all__ = ["Standing", "fits", "has_data", "standing"]
 

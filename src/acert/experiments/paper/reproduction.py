@@ -23,16 +23,16 @@ from acert.experiments.complete import complete_run
 from acert.experiments.environment import environment
 from acert.experiments.execution import to_tensors
 from acert.experiments.experiment import Experiment, build_model
-from acert.experiments.publication import (
+from acert.experiments.paper.publication import (
     ROOT_STEPS,
     Record,
     publish,
     read_records,
     write_root_steps,
 )
-from acert.experiments.root_steps import root_steps
-from acert.experiments.row import Row, Training
-from acert.experiments.standing import standing
+from acert.experiments.paper.root_steps import root_steps
+from acert.experiments.paper.row import Row, Training
+from acert.experiments.paper.standing import standing
 from acert.methods import Acert
 
 __all__ = ["Job", "Outcome", "jobs", "reproduce", "seconds_needed"]

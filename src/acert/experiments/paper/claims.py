@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from acert import metrics
-from acert.experiments.standing import Standing
+from acert.experiments.paper.standing import Standing
 
 __all__ = ["DATASETS", "Standings", "average", "claims", "root_step_shares", "trade_off_rows"]
 

@@ -78,6 +78,8 @@ class Plan:
             radii = [
                 (entry["experiment"]["dataset"], float(entry["certify_to"])) for entry in recorded
             ]
+        except records.NewerSchema:
+            raise
         except RunError as error:
             return replace(self, notes=(*self.notes, f"{error}: the plan is recorded anew"))
         except (KeyError, TypeError, ValueError):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, final
 
-from acert.experiments.worker import Report, Task
+from acert.experiments.sweeps.worker import Report, Task
 
 __all__ = ["Engine", "LocalEngine"]
 
@@ -119,7 +119,8 @@ class _Worker:
 
     def __init__(self, reports: queue.SimpleQueue[Report]) -> None:
         # The same places for modules as here: a user's model must be found there too.
-        code = f"import sys; sys.path[:] = {sys.path}; from acert.experiments.worker import main; "
+        code = f"import sys; sys.path[:] = {sys.path}; "
+        code += "from acert.experiments.sweeps.worker import main; "
         self.words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the worker
         self.process = subprocess.Popen(
             [sys.executable, "-c", code + "main()"],

@@ -19,7 +19,7 @@ from acert import records
 from acert.errors import AcertError, InvalidInput, RunError
 from acert.evaluation import Certificates
 from acert.experiments.experiment import Experiment, read_experiment
-from acert.experiments.root_steps import RootSteps
+from acert.experiments.paper.root_steps import RootSteps
 
 __all__ = [
     "RECORD_LIMIT",

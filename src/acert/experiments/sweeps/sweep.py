@@ -20,12 +20,12 @@ from typing import final
 from acert import data, records
 from acert.errors import InvalidInput, RunError
 from acert.evaluation import Certificates, Evaluation
-from acert.experiments.board import Board, Outcome
 from acert.experiments.budget import Pace, epochs_left, spoken
 from acert.experiments.complete import found_certificates
-from acert.experiments.engine import Engine
-from acert.experiments.plan import Plan, PlannedRun
-from acert.experiments.worker import Report, Task
+from acert.experiments.sweeps.board import Board, Outcome
+from acert.experiments.sweeps.engine import Engine
+from acert.experiments.sweeps.plan import Plan, PlannedRun
+from acert.experiments.sweeps.worker import Report, Task
 
 __all__ = ["Sweep", "failure_file"]
 

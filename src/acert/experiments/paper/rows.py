@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from acert.errors import InvalidInput
 from acert.experiments.override import nearest
-from acert.experiments.row import ROOT_STEPS, Published, Row, Training
+from acert.experiments.paper.row import ROOT_STEPS, Published, Row, Training
 
 __all__ = ["PARTS", "ROWS", "TOLERANCE_STEPS", "find", "selected"]
 

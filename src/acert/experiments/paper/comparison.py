@@ -12,12 +12,12 @@ from pathlib import Path
 
 from acert import metrics
 from acert.errors import InvalidInput
-from acert.experiments.claims import DATASETS, Standings, average, claims, root_step_shares
 from acert.experiments.override import number
-from acert.experiments.paper import PARTS, ROWS
-from acert.experiments.publication import Record
-from acert.experiments.row import Published, Row
-from acert.experiments.standing import Standing, standing
+from acert.experiments.paper.claims import DATASETS, Standings, average, claims, root_step_shares
+from acert.experiments.paper.publication import Record
+from acert.experiments.paper.row import Published, Row
+from acert.experiments.paper.rows import PARTS, ROWS
+from acert.experiments.paper.standing import Standing, standing
 
 __all__ = ["filled", "page", "relative", "sections", "standings", "table"]
 

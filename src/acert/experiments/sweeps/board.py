@@ -10,7 +10,7 @@ from typing import Any, final
 
 from acert.evaluation import Evaluation
 from acert.experiments.budget import spoken
-from acert.experiments.plan import PlannedRun
+from acert.experiments.sweeps.plan import PlannedRun
 
 __all__ = ["Board", "BoardBar", "BoardLines", "Outcome", "board"]
 

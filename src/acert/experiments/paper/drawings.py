@@ -16,10 +16,10 @@ import numpy as np
 
 from acert import metrics, records
 from acert.errors import InvalidInput, RunError
-from acert.experiments.claims import DATASETS, Standings, average, trade_off_rows
-from acert.experiments.comparison import filled, page, relative, sections, standings
-from acert.experiments.publication import read_records
-from acert.experiments.standing import Standing
+from acert.experiments.paper.claims import DATASETS, Standings, average, trade_off_rows
+from acert.experiments.paper.comparison import filled, page, relative, sections, standings
+from acert.experiments.paper.publication import read_records
+from acert.experiments.paper.standing import Standing
 from acert.methods import Acert
 from acert.report import figures
 from acert.report.appearance import look

@@ -1,0 +1,1 @@
+"""The paper's tables and figures: rows as data, the runs that fill them, ours beside theirs."""

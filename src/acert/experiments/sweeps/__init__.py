@@ -1,0 +1,1 @@
+"""Sweeps: a plan of runs, an engine that runs them, a board that shows how they stand."""
