@@ -84,7 +84,7 @@ def numbers(path: Path = RECORD) -> dict[str, list[list[float]]]:
 
 
 def draw(path: Path = PICTURE) -> None:
-    from acert.experiments.drawings import stamp
+    from acert.experiments.paper.drawings import stamp
 
     digits.picture(points(), path)
     stamp(path, numbers())

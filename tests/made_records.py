@@ -9,9 +9,9 @@ import numpy as np
 
 from acert import records
 from acert.experiments.experiment import to_config
-from acert.experiments.publication import write_root_steps
-from acert.experiments.root_steps import RootSteps
-from acert.experiments.row import Training
+from acert.experiments.paper.publication import write_root_steps
+from acert.experiments.paper.root_steps import RootSteps
+from acert.experiments.paper.row import Training
 
 CLASSES = 10
 

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 from benchmarks import digits_tradeoff, readme
 
-from acert.experiments.drawings import stamp
+from acert.experiments.paper.drawings import stamp
 
 
 def test_tables_and_pictures_are_those_of_the_records():
