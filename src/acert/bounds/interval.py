@@ -103,23 +103,34 @@ class Interval:
     def ends(self) -> tuple[Tensor, Tensor]:
         """(lower, upper), rounded outward if the pass is rounding-safe."""
         if self._lower is None or self._upper is None:
-            assert self._center is not None and self._radius is not None
-            lower, upper = self._center - self._radius, self._center + self._radius
-            if self.rounding is not None:
-                slack = 4 * OWN_UNIT * (self._center.abs() + self._radius)
-                lower, upper = lower - slack, upper + slack
+            lower, upper = self._ball_ends()
             object.__setattr__(self, "_lower", lower)
             object.__setattr__(self, "_upper", upper)
         assert self._lower is not None and self._upper is not None
         return self._lower, self._upper
 
+    def own_ends(self) -> tuple[Tensor, Tensor]:
+        """(lower, upper) in new memory, which a rule may overwrite."""
+        if self._lower is None or self._upper is None:
+            return self._ball_ends()
+        return self._lower.clone(), self._upper.clone()
+
+    def _ball_ends(self) -> tuple[Tensor, Tensor]:
+        assert self._center is not None and self._radius is not None
+        lower, upper = self._center - self._radius, self._center + self._radius
+        if self.rounding is not None:
+            slack = 4 * OWN_UNIT * (self._center.abs() + self._radius)
+            lower, upper = lower - slack, upper + slack
+        return lower, upper
+
     def as_ball(self) -> tuple[Tensor, Tensor]:
         """(center, radius), rounded outward if the pass is rounding-safe."""
         if self._center is None or self._radius is None:
             assert self._lower is not None and self._upper is not None
-            center = (self._lower + self._upper) / 2
+            # In place: on a CPU new memory costs more than the arithmetic.
+            center = (self._lower + self._upper).div_(2)
             if self.rounding is None:
-                radius = (self._upper - self._lower) / 2
+                radius = (self._upper - self._lower).div_(2)
             else:
                 reach = torch.maximum(self._upper - center, center - self._lower)
                 radius = reach * (1 + 4 * OWN_UNIT) + torch.finfo(reach.dtype).tiny

@@ -105,9 +105,10 @@ def box(
         lower = torch.nextafter(lower, torch.full_like(lower, -math.inf))
         upper = torch.nextafter(upper, torch.full_like(upper, math.inf))
     if domain is not None:
-        # As float32 an image may lie beyond an end that it was checked against as float32.
         low, high = domain_ends(domain, images)
-        low, high = torch.minimum(low, images), torch.maximum(high, images)
+        if images.dtype is torch.float64:
+            # A float32 image may lie beyond an end that it was checked against as float32.
+            low, high = torch.minimum(low, images), torch.maximum(high, images)
         lower, upper = torch.maximum(lower, low), torch.minimum(upper, high)
     return Interval(lower, upper).within(BoundPass(rounding))
 

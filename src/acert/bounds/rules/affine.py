@@ -119,13 +119,28 @@ def convolution_by_matmul(
         rests = [size - size // 2 if padding == "same" else 0 for size in span]
     else:
         halves = rests = list(_sizes(padding, 2))
-    input = F.pad(input, (halves[1], rests[1], halves[0], rests[0]))
-    patches = F.unfold(input, weight.shape[2:], dilation=(down, right), stride=(height, width))
-    output = torch.matmul(weight.flatten(1), patches)
+    input = F.pad(input, (halves[1], rests[1], halves[0], rests[0])).contiguous()
+    rows, columns = (
+        (size - reach - 1) // step + 1
+        for size, reach, step in zip(input.shape[2:], span, (height, width), strict=True)
+    )
+    # A view of all patches, one row a result; `F.unfold` starts a kernel a sample on CUDA.
+    along = input.stride()
+    patches = input.as_strided(
+        (len(input), rows, columns, *weight.shape[1:]),
+        (
+            along[0],
+            along[2] * height,
+            along[3] * width,
+            along[1],
+            along[2] * down,
+            along[3] * right,
+        ),
+    )
+    output = patches.reshape(len(input) * rows * columns, -1) @ weight.flatten(1).mT
     if bias is not None:
-        output = output + bias.unsqueeze(1)
-    rows = (input.shape[2] - span[0] - 1) // height + 1
-    return output.reshape(*output.shape[:2], rows, -1)
+        output = output + bias
+    return output.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
 
 
 for _spatial, _forward, _transposed in (
@@ -269,18 +284,17 @@ def batch_norm(
         mean, variance, weight, bias, eps=eps, dtype=dtype, ndim=input.ndim
     )
     scale = inverse * factor
-    output = (center - mean) * scale + shift
+    rounding = input.rounding
+    output = ((center - mean) * scale).add_(shift)
+    if rounding is None:
+        return Interval.ball(output, radius * scale.abs())
     reach = center.abs() + radius + mean.abs()
-    radius = radius * scale.abs()
-    if input.rounding is not None:
-        rounding = input.rounding
-        # Parts that cancel in the result do not cancel in the error.
-        magnitude = reach * scale.abs() + shift.abs()
-        radius = rounding.widen(radius, magnitude, ulps=8)
-        # A network may multiply in any order, and each product may overflow or be flushed.
-        product = (1 + reach) * (1 + inverse) * (1 + factor.abs())
-        radius = radius + rounding.underflow(8, 0.0, product)
-        smallest = (variance.to(dtype) + eps).reshape(mean.shape)
-        usable = (product <= rounding.largest) & (smallest >= rounding.tiny / rounding.unit)
-        radius = torch.where(usable, radius, math.nan)
-    return Interval.ball(output, radius)
+    # Parts that cancel in the result do not cancel in the error.
+    magnitude = reach * scale.abs() + shift.abs()
+    radius = rounding.widen(radius * scale.abs(), magnitude, ulps=8)
+    # A network may multiply in any order, and each product may overflow or be flushed.
+    product = (1 + reach) * (1 + inverse) * (1 + factor.abs())
+    radius = radius + rounding.underflow(8, 0.0, product)
+    smallest = (variance.to(dtype) + eps).reshape(mean.shape)
+    usable = (product <= rounding.largest) & (smallest >= rounding.tiny / rounding.unit)
+    return Interval.ball(output, torch.where(usable, radius, math.nan))

@@ -42,7 +42,8 @@ def relu(input: Interval) -> Interval:
     if input.bound_pass.observe:
         # A copy: an in-place ReLU goes on to overwrite the interval itself.
         input.bound_pass.relu_inputs.append(input.map(lambda x: x))
-    return increasing(input, torch.relu)
+    lower, upper = input.own_ends()
+    return Interval(lower.relu_(), upper.relu_())
 
 
 @rule(torch.abs, torch.Tensor.abs, ulps=0)
