@@ -321,7 +321,7 @@ def test_own_weights(call):
     [
         (
             ["trian"],
-            "the verb must be one of train, certify, sweep, report, reproduce; got 'trian'",
+            "the verb must be one of train, certify, export, sweep, report, reproduce; got 'trian'",
         ),
         (["train", "--kapa", "0.1"], "unknown argument '--kapa'; did you mean '--kappa'?"),
         (["train", "--max-radus=1"], "'--max-radus'; did you mean '--max-radius'?"),
@@ -431,7 +431,7 @@ def help_of(capsys, *words):
 
 def test_help_has_examples_that_parse(capsys):
     assert "certify" in help_of(capsys)
-    for verb in ("train", "certify"):
+    for verb in ("train", "certify", "export"):
         text = help_of(capsys, verb, "--help")
         lines = text.partition("examples:")[2].replace("\\\n", "").splitlines()
         commands = [line.strip().partition("   ")[0].split() for line in lines if line.strip()]

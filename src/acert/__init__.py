@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         register_rule,
         worst_case_logits,
     )
+    from acert.deploy import CertifiedClassifier
     from acert.errors import AcertError, DataError, InvalidInput, RunError, UnsupportedOperation
     from acert.experiments.run import Run, train
     from acert.methods import Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
@@ -32,6 +33,7 @@ __all__ = [
     "BatchStatistics",
     "Bisection",
     "Brent",
+    "CertifiedClassifier",
     "CertifiedRadius",
     "CrownIBP",
     "DataError",
@@ -57,7 +59,7 @@ __all__ = [
     "worst_case_logits",
 ]
 
-_HOMES = ("errors", "rootfind", "bounds", "radius", "methods", "experiments.run", "zoo")
+_HOMES = ("errors", "rootfind", "bounds", "radius", "deploy", "methods", "experiments.run", "zoo")
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,7 @@ from acert.experiments.run import record_certification
 from acert.processes import join, local_device
 from acert.zoo import load_model, load_weights, run_experiment, run_folder
 
-__all__ = ["add"]
+__all__ = ["add", "with_weights"]
 
 _EXAMPLES = """examples:
   acert certify runs/c25                        the test set, proven in real arithmetic
@@ -118,7 +118,7 @@ def _certify(options: argparse.Namespace) -> int:
         name, max_radius, elide, out = options.dataset, options.max_radius, True, options.out
         known = data.facts(name, data_dir=options.data_dir)
         split, domain = data.load_test(name, data_dir=options.data_dir), known.domain
-        model = _with_weights(options, split, known.num_classes).to(device).eval()
+        model = with_weights(options, split, known.num_classes).to(device).eval()
     effort = {"steps": options.attack_steps, "restarts": options.attack_restarts}
     effort = {name: value for name, value in effort.items() if value is not None}
     if effort and not options.attack:
@@ -218,7 +218,8 @@ def _report(check: AttackCheck) -> int:
     return 1
 
 
-def _with_weights(options: argparse.Namespace, split: Split, classes: int | None) -> nn.Module:
+def with_weights(options: argparse.Namespace, split: Split, classes: int | None) -> nn.Module:
+    """A model of the user's own, with the weights that the flags name."""
     model = own_model(options.model)
     if not isinstance(model, nn.Module):
         if classes is None:

@@ -6,7 +6,7 @@ import argparse
 from types import ModuleType
 
 import acert
-from acert.cli import certify, report, reproduce, sweep, train
+from acert.cli import certify, export, report, reproduce, sweep, train
 from acert.cli.flags import Parser
 from acert.errors import InvalidInput
 from acert.experiments.override import nearest
@@ -17,6 +17,7 @@ __all__ = ["parsed", "verbs"]
 _VERBS: dict[str, ModuleType] = {
     "train": train,
     "certify": certify,
+    "export": export,
     "sweep": sweep,
     "report": report,
     "reproduce": reproduce,
