@@ -182,7 +182,7 @@ def picture(points: Sequence[Point], path: Path) -> Path:
 
 def _art_lines(axes: Any) -> None:
     """Lines of equal ART behind the points, over the whole panel."""
-    axes.margins(0.15)
+    axes.margins(x=0.22, y=0.15)  # room for the labels, which stand to the right of points
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     x, y = np.linspace(left, right, 200), np.linspace(low, high, 200)
     level = np.sqrt(x[None, :] * y[:, None])

@@ -7,12 +7,14 @@ them. What each costs in quality is measured in docs/performance.md.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-__all__ = ["FLOAT32", "PRECISIONS", "Precision", "products_in"]
+__all__ = ["FLOAT32", "PRECISIONS", "Precision", "float32_products", "products_in"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +57,23 @@ def products_in(form: str, device: torch.device) -> AbstractContextManager[objec
         return nullcontext()
     # The cache would keep a half-precision copy of a weight that the captured step has changed.
     return torch.autocast(device.type, dtype=_HALVES[form], cache_enabled=False)
+
+
+@contextmanager
+def float32_products(
+    form: str, *, cudnn: bool | None = None, benchmark: bool | None = None
+) -> Iterator[None]:
+    """Products of float32 numbers on CUDA in "ieee" or "tf32"; cuDNN as told, None as it is.
+
+    These switches are global: what the caller had comes back afterwards.
+    """
+    backends: Any = torch.backends
+    library, matmul, conv = backends.cudnn, backends.cuda.matmul, backends.cudnn.conv
+    before = library.enabled, library.benchmark, matmul.fp32_precision, conv.fp32_precision
+    try:
+        library.enabled = before[0] if cudnn is None else cudnn
+        library.benchmark = before[1] if benchmark is None else benchmark
+        matmul.fp32_precision = conv.fp32_precision = form
+        yield
+    finally:
+        library.enabled, library.benchmark, matmul.fp32_precision, conv.fp32_precision = before

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from acert.bounds.margin import (
 from acert.bounds.propagation import propagate
 from acert.bounds.rounding import OWN_UNIT, ROUNDINGS, Rounding
 from acert.errors import InvalidInput, UnsupportedOperation
+from acert.precision import float32_products
 from acert.rootfind import Brent, RootResult, RootStatus, Solver
 
 __all__ = ["CertifiedRadius", "Status", "certified_batches", "certified_radius", "proven_margin"]
@@ -396,16 +397,9 @@ def _check(
     return ARITHMETICS[arithmetic]
 
 
-@contextmanager
-def _quick_arithmetic() -> Iterator[None]:
+def _quick_arithmetic() -> AbstractContextManager[None]:
     """TF32, and cuDNN on again, inside `ieee_arithmetic`: for what is proven afterwards."""
-    backends: Any = torch.backends
-    cudnn, matmul, conv = backends.cudnn, backends.cuda.matmul, backends.cudnn.conv
-    try:
-        cudnn.enabled, matmul.fp32_precision, conv.fp32_precision = True, "tf32", "tf32"
-        yield
-    finally:
-        cudnn.enabled, matmul.fp32_precision, conv.fp32_precision = False, "ieee", "ieee"
+    return float32_products("tf32", cudnn=True)
 
 
 @contextmanager
@@ -415,12 +409,5 @@ def ieee_arithmetic(device: torch.device) -> Iterator[None]:
     cuDNN's own algorithms (Winograd, FFT) break the error bound, so it is off. The caller's
     settings come back afterwards.
     """
-    backends: Any = torch.backends
-    cudnn, matmul, conv = backends.cudnn, backends.cuda.matmul, backends.cudnn.conv
-    before = cudnn.enabled, matmul.fp32_precision, conv.fp32_precision
-    try:
-        cudnn.enabled, matmul.fp32_precision, conv.fp32_precision = False, "ieee", "ieee"
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        cudnn.enabled, matmul.fp32_precision, conv.fp32_precision = before
+    with float32_products("ieee", cudnn=False), torch.autocast(device.type, enabled=False):
+        yield

@@ -20,7 +20,7 @@ from acert.data import Augmentation, Draws, Split, augment, to_float
 from acert.errors import InvalidInput, RunError
 from acert.losses import TERMS, Objective, Scalars
 from acert.methods import Attack, Method
-from acert.precision import FLOAT32, PRECISIONS
+from acert.precision import FLOAT32, PRECISIONS, float32_products
 from acert.processes import ALONE, Processes
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius, epoch_of
 
@@ -406,16 +406,8 @@ class Trainer:
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
         """TF32 on CUDA where the settings say so; the caller's choice comes back afterwards."""
-        backends: Any = torch.backends
-        matmul, conv = backends.cuda.matmul, backends.cudnn.conv
-        cudnn = backends.cudnn
-        before = matmul.fp32_precision, conv.fp32_precision, cudnn.benchmark
-        wanted = "tf32" if PRECISIONS[self.settings.precision].tf32 else "ieee"
-        try:
-            matmul.fp32_precision, conv.fp32_precision = wanted, wanted
-            # Shapes never change, so the fastest convolutions are worth trying out once.
-            cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
-            with self._stream():
-                yield
-        finally:
-            matmul.fp32_precision, conv.fp32_precision, cudnn.benchmark = before
+        form = "tf32" if PRECISIONS[self.settings.precision].tf32 else "ieee"
+        # Shapes never change, so the fastest convolutions are worth trying out once.
+        benchmark = not torch.are_deterministic_algorithms_enabled()
+        with float32_products(form, benchmark=benchmark), self._stream():
+            yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from acert.bounds.interval import Interval
 from acert.bounds.margin import margin
 from acert.errors import InvalidInput
 from acert.evaluation import evaluation_mode
+from acert.precision import float32_products
 from acert.radius import ieee_arithmetic
 
 __all__ = ["AttackResult", "Found", "attack_radius"]
@@ -274,15 +275,8 @@ def _no_nan(values: Tensor) -> Tensor:
 @contextmanager
 def _fast_arithmetic(device: torch.device) -> Iterator[None]:
     """TF32 on CUDA, for gradients; the caller's settings come back afterwards."""
-    backends: Any = torch.backends
-    matmul, conv = backends.cuda.matmul, backends.cudnn.conv
-    before = matmul.fp32_precision, conv.fp32_precision
-    try:
-        matmul.fp32_precision, conv.fp32_precision = "tf32", "tf32"
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        matmul.fp32_precision, conv.fp32_precision = before
+    with float32_products("tf32"), torch.autocast(device.type, enabled=False):
+        yield
 
 
 def _check(

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from acert.bounds.rules.affine import padded, sizes_of
+
 __all__ = ["PortableArithmetic"]
 
 # Optimisers compare with 0 and 1 to these tolerances or better; what is nearer is hidden from them.
@@ -154,15 +156,10 @@ def _convolution(
 ) -> Tensor:
     """A convolution over any number of axes as one matrix product."""
     kernel = weight.shape[2:]
-    steps = _sizes(dilation, len(kernel))
+    steps = sizes_of(dilation, len(kernel))
     spans = [step * (width - 1) for step, width in zip(steps, kernel, strict=True)]
-    if isinstance(padding, str):  # "same" puts the odd element at the end
-        before = [span // 2 if padding == "same" else 0 for span in spans]
-        after = [span - span // 2 if padding == "same" else 0 for span in spans]
-    else:
-        before = after = _sizes(padding, len(kernel))
-    ends = [end for pair in zip(before, after, strict=True) for end in reversed(pair)]
-    patches, counts = _patches(F.pad(input, ends[::-1]), kernel, _sizes(stride, len(kernel)), steps)
+    input = padded(input, padding, spans)
+    patches, counts = _patches(input, kernel, sizes_of(stride, len(kernel)), steps)
     columns = patches.reshape(-1, groups, weight[0].numel(), math.prod(counts))
     output = weight.reshape(groups, -1, weight[0].numel()) @ columns
     output = output.reshape(-1, *weight.shape[:1], math.prod(counts))
@@ -182,19 +179,14 @@ def _average_pool(function: Callable[..., Tensor], spatial: int) -> Callable[...
         **kwargs: Any,
     ) -> Tensor:
         divisor = rest[1] if len(rest) > 1 else kwargs.get("divisor_override")
-        if any(_sizes(padding, spatial)) or ceil_mode or divisor:  # the runtime is asked for it
+        if any(sizes_of(padding, spatial)) or ceil_mode or divisor:  # the runtime is asked for it
             return function(input, kernel_size, stride, padding, ceil_mode, *rest, **kwargs)
-        kernel = _sizes(kernel_size, spatial)
-        moves = _sizes(stride, spatial) if stride else kernel
+        kernel = sizes_of(kernel_size, spatial)
+        moves = sizes_of(stride, spatial) if stride else kernel
         patches, counts = _patches(input, kernel, moves, [1] * spatial)
         return patches.mean(2).reshape(-1, input.shape[1], *counts)
 
     return average_pool
-
-
-def _sizes(size: int | Sequence[int], spatial: int) -> list[int]:
-    sizes = [size] if isinstance(size, int) else list(size)
-    return sizes * spatial if len(sizes) == 1 else sizes
 
 
 _REPLACED: dict[Any, Callable[..., Tensor]] = {

@@ -102,6 +102,17 @@ def _convolution(function: Callable[..., Tensor], spatial: int, *, transposed: b
     return convolution
 
 
+def padded(input: Tensor, padding: int | Sequence[int] | str, spans: Sequence[int]) -> Tensor:
+    """The input of a convolution with its zeros; a kernel reaches over `spans` beside its first."""
+    if isinstance(padding, str):  # "same" puts the odd element at the end
+        before = [span // 2 if padding == "same" else 0 for span in spans]
+        after = [span - span // 2 if padding == "same" else 0 for span in spans]
+    else:
+        before = after = list(sizes_of(padding, len(spans)))
+    ends = [end for pair in zip(before, after, strict=True) for end in reversed(pair)]
+    return F.pad(input, ends[::-1])
+
+
 def convolution_by_matmul(
     input: Tensor,
     weight: Tensor,
@@ -112,14 +123,9 @@ def convolution_by_matmul(
     groups: int = 1,
 ) -> Tensor:
     """`torch.conv2d` of one group as one matrix product: sums of products in any precision."""
-    (height, width), (down, right) = _sizes(stride, 2), _sizes(dilation, 2)
+    (height, width), (down, right) = sizes_of(stride, 2), sizes_of(dilation, 2)
     span = down * (weight.shape[2] - 1), right * (weight.shape[3] - 1)
-    if isinstance(padding, str):  # "same" puts the odd row and column at the end
-        halves = [size // 2 if padding == "same" else 0 for size in span]
-        rests = [size - size // 2 if padding == "same" else 0 for size in span]
-    else:
-        halves = rests = list(_sizes(padding, 2))
-    input = F.pad(input, (halves[1], rests[1], halves[0], rests[0])).contiguous()
+    input = padded(input, padding, span).contiguous()
     rows, columns = (
         (size - reach - 1) // step + 1
         for size, reach, step in zip(input.shape[2:], span, (height, width), strict=True)
@@ -170,7 +176,7 @@ def averaged(input: Interval, operation: Callable[[Tensor], Tensor], *, summands
 
 def _average_pool(function: Callable[..., Tensor], spatial: int) -> Any:
     def average_pool(input: Interval, kernel_size: Any, *args: Any, **kwargs: Any) -> Interval:
-        window = _sizes(kernel_size, spatial)
+        window = sizes_of(kernel_size, spatial)
         return averaged(
             input,
             lambda x: function(x, kernel_size, *args, **kwargs),
@@ -183,7 +189,7 @@ def _average_pool(function: Callable[..., Tensor], spatial: int) -> Any:
 def _adaptive_average_pool(function: Callable[..., Tensor], spatial: int) -> Any:
     def adaptive_average_pool(input: Interval, output_size: Any) -> Interval:
         sizes = input.shape[-spatial:]
-        wanted = _sizes(output_size, spatial)
+        wanted = sizes_of(output_size, spatial)
         window = [
             size if out is None else math.ceil(size / out) + 1
             for size, out in zip(sizes, wanted, strict=True)
@@ -193,7 +199,8 @@ def _adaptive_average_pool(function: Callable[..., Tensor], spatial: int) -> Any
     return adaptive_average_pool
 
 
-def _sizes(size: Any, spatial: int) -> tuple[Any, ...]:
+def sizes_of(size: Any, spatial: int) -> tuple[Any, ...]:
+    """One size an axis, where PyTorch takes one for all of them."""
     if not isinstance(size, (tuple, list)):
         return (size,) * spatial
     return tuple(size) if len(size) == spatial else (size[0],) * spatial
