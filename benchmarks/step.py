@@ -39,6 +39,7 @@ from acert.data import Split  # noqa: E402
 from acert.experiments.recipes import recipe  # noqa: E402
 from acert.methods import METHODS, Acert  # noqa: E402
 from acert.precision import PRECISIONS  # noqa: E402
+from acert.processes import ALONE, Processes  # noqa: E402
 from acert.schedules import FullRadius, SmoothRadius  # noqa: E402
 from acert.training import Batch, Settings, Trainer  # noqa: E402
 
@@ -79,7 +80,9 @@ class Case:
             else FullRadius(),
         )
 
-    def trainer(self, device: torch.device, batches: int) -> Trainer:
+    def trainer(
+        self, device: torch.device, batches: int, *, processes: Processes = ALONE
+    ) -> Trainer:
         """A fresh network and as many batches of random images an epoch."""
         torch.manual_seed(0)
         count, shape = batches * self.batch_size, SHAPES[self.shape]
@@ -91,7 +94,8 @@ class Case:
             shape, CLASSES[self.shape], width=self.width, normalize=normalize
         )
         model = models.ibp_init_(model).to(device).train()
-        return Trainer(model, Split(images, labels).to(device), self.settings())
+        train = Split(images, labels).to(device)
+        return Trainer(model, train, self.settings(), processes=processes)
 
 
 def eager(trainer: Trainer, batch: Batch) -> measuring.Run:

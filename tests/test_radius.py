@@ -604,6 +604,25 @@ def test_a_rough_guess_ends_at_the_same_radius(monkeypatch):
     assert (rough.steps > fine.steps).any()
 
 
+def test_a_guess_of_three_digits_is_made_finer_before_the_proof(monkeypatch):
+    """As on CUDA: a rough search, a finer one around it, and no more proven steps than without."""
+    torch.manual_seed(1)
+    model = acert.models.ibp_init_(acert.models.small_cnn((1, 8, 8), 10)).eval()
+    images = torch.rand(32, 1, 8, 8)
+    fine = acert.certified_radius(model, images, max_radius=0.3)
+    forms = []
+    quick = radius_module._quick_arithmetic
+    monkeypatch.setattr(
+        radius_module, "_quick_arithmetic", lambda form: forms.append(form) or quick(form)
+    )
+    monkeypatch.setattr(radius_module, "_quick_error", lambda device: 1e-3)
+    rough = acert.certified_radius(model, images, max_radius=0.3)
+    assert forms == ["tf32", "ieee"]
+    assert torch.equal(rough.status, fine.status)
+    assert torch.allclose(rough.value, fine.value, rtol=2e-5, atol=0)
+    assert rough.steps.sum() <= fine.steps.sum() + 2
+
+
 def test_settings_are_restored_after_an_exception(loose_settings):
     model = Witness(fails=True)
     with torch.autocast("cpu", torch.bfloat16):

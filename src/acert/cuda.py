@@ -2,8 +2,8 @@
 
 The loss is compiled by `torch.compile`, then forward, backward, clipping and Adam are captured
 together and replayed on static inputs, so that a step costs one launch and no host
-synchronisation. There is one graph with and one without regularisers. Batches of another size
-(the last of an epoch) run the same code uncaptured.
+synchronisation. There is one graph with and one without regularisers, and one more each for the
+smaller last batch of an epoch, captured as it is: one step an epoch is not worth compiling.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ class CapturedStep:
     """One captured training step: `replay` copies a batch into place and runs the graph."""
 
     def __init__(
-        self, trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool
+        self,
+        trainer: Trainer,
+        batch: Batch,
+        scalars: Tensor,
+        *,
+        regularize: bool,
+        compiled: bool,
     ) -> None:
         self.index = batch.index.clone()
         self.draws = batch.draws and Draws(batch.draws.offsets.clone(), batch.draws.flips.clone())
@@ -40,7 +46,7 @@ class CapturedStep:
         static = type(batch)(self.index, self.draws, self.noise, batch.total)
 
         def run() -> Tensor:
-            return trainer.update(static, self.scalars, regularize=regularize)
+            return trainer.update(static, self.scalars, regularize=regularize, compiled=compiled)
 
         with _unmoved(trainer):
             for _ in range(_WARM_UP):
@@ -82,16 +88,19 @@ def own_stream(trainer: Trainer) -> Iterator[None]:
 
 
 def update(trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool) -> Tensor:
-    """One training step on CUDA, captured where the batch has its usual size."""
+    """One training step on CUDA, captured unless the model does not let itself be compiled."""
     scalars = scalars.pin_memory()
-    if batch.total != trainer.settings.batch_size or trainer.captured is None:
+    if trainer.captured is None:
         on_device = scalars.to(trainer.device, non_blocking=True)
         return trainer.update(batch, on_device, regularize=regularize, compiled=False)
-    if regularize not in trainer.captured:
+    kind = (regularize, len(batch.index), batch.total)
+    if kind not in trainer.captured:
         began = time.perf_counter()
+        usual = batch.total == trainer.settings.batch_size
         try:
-            _compile(trainer)
-            step = CapturedStep(trainer, batch, scalars, regularize=regularize)
+            if usual:
+                _compile(trainer)
+            step = CapturedStep(trainer, batch, scalars, regularize=regularize, compiled=usual)
         except Exception as error:
             print(
                 f"the step could not be compiled and runs eagerly, several times slower: "
@@ -100,9 +109,10 @@ def update(trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool)
             )
             trainer.captured = None
             return update(trainer, batch, scalars, regularize=regularize)
-        trainer.captured[regularize] = step
-        print(f"compiled the step in {time.perf_counter() - began:.0f} s", file=sys.stderr)
-    terms: Tensor = trainer.captured[regularize].replay(batch, scalars)
+        trainer.captured[kind] = step
+        if usual:
+            print(f"compiled the step in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    terms: Tensor = trainer.captured[kind].replay(batch, scalars)
     return terms
 
 

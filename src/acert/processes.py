@@ -95,9 +95,9 @@ class Part:
         mean = values.mean() if dims is None else values.mean(tuple(dims))
         return _total(self.share * mean)
 
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum over the whole batch."""
-        return _total(values.sum())
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes, number by number."""
+        return _total(values)
 
     def once(self, value: Tensor) -> Tensor:
         """A value that every process has alike, divided so that all of them add up to it."""

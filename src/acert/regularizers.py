@@ -44,16 +44,30 @@ def relu_balance(relu_inputs: Sequence[Interval], *, part: Part | None = None) -
     rho compares what the surely active neurons hold with what the surely inactive ones do: the
     smaller over the larger. A ReLU with neither has nothing to balance and adds 0.
     """
-    mean, total = (torch.mean, torch.sum) if part is None else (part.mean, part.sum)
+    sums = torch.stack([_sums(box) for box in relu_inputs])
+    share = 1.0
+    if part is not None:
+        sums, share = part.total(sums), part.share
     terms = []
-    for box in relu_inputs:
-        center = box.center
-        lower, upper = box.ends()
-        active, inactive = lower > 0, upper < 0
-        deviation = (center - mean(center)).square()
-        terms.append(_imbalance(mean(center * active), -mean(center * inactive)))
-        terms.append(_imbalance(total(deviation * active), total(deviation * inactive)))
+    for box, (whole, on, off, on_square, off_square, on_count, off_count) in zip(
+        relu_inputs, sums, strict=True
+    ):
+        mean = whole * (share / box.numel())
+        # Sums of (center - mean)^2: multiplied out, one look at the activations serves them all.
+        on_spread = on_square - 2 * mean * on + mean.square() * on_count
+        off_spread = off_square - 2 * mean * off + mean.square() * off_count
+        terms += [_imbalance(on, -off), _imbalance(on_spread, off_spread)]
     return torch.stack(terms).sum() / len(relu_inputs)
+
+
+def _sums(box: Interval) -> Tensor:
+    """Of the centers: their sum, then sums, sums of squares and counts of the on and the off."""
+    center = box.center
+    lower, upper = box.ends()
+    active, inactive = (lower > 0).to(center.dtype), (upper < 0).to(center.dtype)
+    on, off = center * active, center * inactive
+    values = (center, on, off, on * center, off * center, active, inactive)
+    return torch.stack([value.sum() for value in values])
 
 
 def _imbalance(one: Tensor, other: Tensor) -> Tensor:

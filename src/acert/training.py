@@ -186,7 +186,7 @@ class Trainer:
         self.tally = Tally(self.device)
         # On CUDA the compiled loss and the captured steps; None where a model does not compile.
         self.loss: Callable[..., Tensor] = self.objective
-        self.captured: dict[bool, Any] | None = {}
+        self.captured: dict[tuple[bool, int, int], Any] | None = {}
         self.stream: Any = None
 
     # -- schedules and batches: functions of the step -----------------------------------

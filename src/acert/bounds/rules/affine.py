@@ -125,25 +125,20 @@ def convolution_by_matmul(
     """`torch.conv2d` of one group as one matrix product: sums of products in any precision."""
     (height, width), (down, right) = sizes_of(stride, 2), sizes_of(dilation, 2)
     span = down * (weight.shape[2] - 1), right * (weight.shape[3] - 1)
-    input = padded(input, padding, span).contiguous()
+    # Channels last: a patch is then a few long runs of memory, and the result has that form too.
+    input = padded(input, padding, span).contiguous(memory_format=torch.channels_last)
     rows, columns = (
         (size - reach - 1) // step + 1
         for size, reach, step in zip(input.shape[2:], span, (height, width), strict=True)
     )
     # A view of all patches, one row a result; `F.unfold` starts a kernel a sample on CUDA.
-    along = input.stride()
+    sample, channel, below, beside = input.stride()
     patches = input.as_strided(
-        (len(input), rows, columns, *weight.shape[1:]),
-        (
-            along[0],
-            along[2] * height,
-            along[3] * width,
-            along[1],
-            along[2] * down,
-            along[3] * right,
-        ),
+        (len(input), rows, columns, *weight.shape[2:], weight.shape[1]),
+        (sample, below * height, beside * width, below * down, beside * right, channel),
     )
-    output = patches.reshape(len(input) * rows * columns, -1) @ weight.flatten(1).mT
+    factors = weight.permute(2, 3, 1, 0).flatten(0, 2)
+    output = patches.reshape(len(input) * rows * columns, -1) @ factors
     if bias is not None:
         output = output + bias
     return output.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
