@@ -22,7 +22,7 @@ from acert.data import Draws
 if TYPE_CHECKING:
     from acert.training import Batch, Trainer
 
-__all__ = ["own_stream", "update"]
+__all__ = ["own_stream", "update", "written_tensors"]
 
 _WARM_UP = 3
 
@@ -124,21 +124,21 @@ def _compile(trainer: Trainer) -> None:
 @contextmanager
 def _unmoved(trainer: Trainer) -> Iterator[None]:
     """Puts back what the steps inside train, whether they succeed or not."""
-    before = {id(tensor): tensor.detach().clone() for tensor in _tensors(trainer)}
+    before = {id(tensor): tensor.detach().clone() for tensor in written_tensors(trainer)}
     scaler = trainer.scaler.state_dict()
     try:
         yield
     finally:
         trainer.scaler.load_state_dict(scaler)
         with torch.no_grad():
-            for tensor in _tensors(trainer):
+            for tensor in written_tensors(trainer):
                 if id(tensor) in before:
                     tensor.copy_(before[id(tensor)])
                 else:  # the optimiser's own, made by the first step: it starts at 0
                     tensor.zero_()
 
 
-def _tensors(trainer: Trainer) -> list[Tensor]:
+def written_tensors(trainer: Trainer) -> list[Tensor]:
     """Everything that a step writes to."""
     state = [
         value

@@ -411,7 +411,7 @@ def _quick_error(device: torch.device) -> float:
 
 
 def _quick_arithmetic(form: str) -> AbstractContextManager[None]:
-    """cuDNN on again inside `ieee_arithmetic`, in TF32 or not: for what is proven afterwards."""
+    """CuDNN on again inside `ieee_arithmetic`, in TF32 or not: for what is proven afterwards."""
     return float32_products(form, cudnn=True)
 
 
