@@ -90,10 +90,9 @@ class Part:
     processes: Processes
     share: float
 
-    def mean(self, values: Tensor, dims: Sequence[int] | None = None) -> Tensor:
+    def mean(self, values: Tensor, dims: Sequence[int]) -> Tensor:
         """The mean over the whole batch, of which `values` hold this part."""
-        mean = values.mean() if dims is None else values.mean(tuple(dims))
-        return _total(self.share * mean)
+        return _total(self.share * values.mean(tuple(dims)))
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over all processes, number by number."""

@@ -30,12 +30,11 @@ def tightness(
     r0 is the mean radius at the first layer, behind the normalisation and after clamping; ri
     that at the input of ReLU i.
     """
-    mean = torch.mean if part is None else part.mean
-    start = mean(first.radius)
-    terms = [
-        F.relu(_TAU - start / mean(box.radius).clamp(min=_SMALLEST)) / _TAU for box in relu_inputs
-    ]
-    return torch.stack(terms).mean()
+    means = torch.stack([box.radius.mean() for box in (first, *relu_inputs)])
+    if part is not None:
+        means = part.total(part.share * means)
+    start, here = means[0], means[1:]
+    return (F.relu(_TAU - start / here.clamp(min=_SMALLEST)) / _TAU).mean()
 
 
 def relu_balance(relu_inputs: Sequence[Interval], *, part: Part | None = None) -> Tensor:
