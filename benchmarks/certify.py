@@ -102,24 +102,22 @@ class Clock:
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """The guess is what runs in quick arithmetic; the proof is the search in float64."""
-        quick, search = radius._quick_arithmetic, radius._root_near
+        """The guess is what runs in quick arithmetic; the proof has a function of its own."""
+        quick, prove = radius._quick_arithmetic, radius._prove
 
         @contextmanager
         def timed_quick(form: str) -> Iterator[None]:
             with self.part("guess"), quick(form):
                 yield
 
-        @wraps(search)
-        def timed_search(guess: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if guess.dtype != torch.float64:
-                return search(guess, *args, **kwargs)
+        @wraps(prove)
+        def timed_prove(*args: Any, **kwargs: Any) -> Any:
             with self.part("proof"):
-                return search(guess, *args, **kwargs)
+                return prove(*args, **kwargs)
 
         with ExitStack() as stack:
             stack.enter_context(patch.object(radius, "_quick_arithmetic", timed_quick))
-            stack.enter_context(patch.object(radius, "_root_near", timed_search))
+            stack.enter_context(patch.object(radius, "_prove", timed_prove))
             yield
 
 

@@ -103,15 +103,12 @@ def test_small_figures_keep_their_digits(tmp_path):
     assert cells(table, "[CIFAR-10, Standard, 1]")[2] == f"{100 * record.certificates.acr:.4f}"
 
 
-def test_a_shortened_run_and_another_number_format_are_said(tmp_path):
+def test_a_shortened_run_is_said(tmp_path):
     record = made(tmp_path, "table1/tinyimagenet/acert-k0", epochs=40)
-    settings = replace(record.experiment.settings, precision="float32")
-    record = replace(record, experiment=replace(record.experiment, settings=settings))
     table = sections(standings([record]), records_at="r")["table1"]
     note = "40 of the paper's 200 epochs, warm-up and schedules in proportion"
     place = next(line[1] for line in table.splitlines() if note in line)
     assert f"-s0) ({place})" in table
-    assert "trained with products in float32" in table
 
 
 # -- claims -------------------------------------------------------------------------------

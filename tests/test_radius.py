@@ -623,6 +623,30 @@ def test_a_guess_of_three_digits_is_made_finer_before_the_proof(monkeypatch):
     assert rough.steps.sum() <= fine.steps.sum() + 2
 
 
+@pytest.mark.parametrize("labels", [False, True])
+def test_several_batches_in_one_search_give_the_radii_of_each(monkeypatch, labels):
+    """As on CUDA; the last batch is a smaller one, and in some batches nothing is left to do."""
+    torch.manual_seed(2)
+    model = acert.models.ibp_init_(acert.models.small_cnn((1, 8, 8), 10)).eval()
+    images, classes = torch.rand(33, 1, 8, 8), torch.arange(33) % 10 if labels else None
+    one_by_one = acert.certified_radius(model, images, classes, max_radius=0.3, batch_size=5)
+    seen = []
+    proven = radius_module.proven_margin
+    monkeypatch.setattr(
+        radius_module,
+        "proven_margin",
+        lambda model, images, *rest, **more: (
+            seen.append(len(images)) or proven(model, images, *rest, **more)
+        ),
+    )
+    monkeypatch.setattr(radius_module, "_batches_together", lambda device: 16)
+    together = acert.certified_radius(model, images, classes, max_radius=0.3, batch_size=5)
+    assert max(seen) <= 5
+    assert torch.equal(together.status, one_by_one.status)
+    assert torch.equal(together.prediction, one_by_one.prediction)
+    assert torch.allclose(together.value, one_by_one.value, rtol=2e-5, atol=0)
+
+
 def test_settings_are_restored_after_an_exception(loose_settings):
     model = Witness(fails=True)
     with torch.autocast("cpu", torch.bfloat16):

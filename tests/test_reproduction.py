@@ -77,25 +77,17 @@ def test_certificates_of_another_meaning_fill_nothing(tmp_path, meaning):
     assert standing(ACERT, [record]).missing == (0,)
 
 
-def test_validation_and_number_format_are_no_settings_of_the_paper(tmp_path):
+def test_a_row_is_its_own_experiment_however_often_it_is_validated(tmp_path):
     record = record_of(ACERT, tmp_path / "a")
     settings = record.experiment.settings
-    other = replace(
-        record,
-        experiment=replace(
-            record.experiment, validate_every=7, settings=replace(settings, precision="float32")
-        ),
-    )
-    assert standing(ACERT, [other]).records == (other,)
-    assert standing(ACERT, [other, record]).records == (record,)
-    assert standing(ACERT, [record, other]).records == (record,)
-    held_out = replace(record, experiment=replace(record.experiment, train_on_all=False))
-    assert standing(ACERT, [held_out]).records == ()
-    batches = replace(
-        record,
-        experiment=replace(record.experiment, settings=replace(settings, batch_size=64)),
-    )
-    assert standing(ACERT, [batches]).records == ()
+    watched = replace(record, experiment=replace(record.experiment, validate_every=7))
+    assert standing(ACERT, [watched]).records == (watched,)
+    for other in (
+        replace(record.experiment, train_on_all=False),
+        replace(record.experiment, settings=replace(settings, batch_size=64)),
+        replace(record.experiment, settings=replace(settings, precision="float32")),
+    ):
+        assert standing(ACERT, [replace(record, experiment=other)]).records == ()
 
 
 def test_every_seed_counts_and_missing_ones_are_named(tmp_path):

@@ -139,20 +139,22 @@ def certified_batches(
     arithmetic: str,
     batch_size: int | None,
 ) -> Iterator[tuple[CertifiedRadius, Tensor]]:
-    """What `certified_radius` returns, batch by batch, with the margins at radius 0."""
+    """What `certified_radius` returns, some batches at a time, with the margins at radius 0."""
     rounding = _check(model, images, labels, max_radius, domain, bounds, arithmetic, batch_size)
     if not isinstance(solver, Solver):
         raise InvalidInput(f"`solver` must be a Brent or Bisection; got {solver!r}")
     size = batch_size or _default_batch(images, bounds)
     with ieee_arithmetic(images.device), torch.no_grad():
         _check_same_network(model, images[:_COMPARED])
-    for start in range(0, len(images), size):
-        batch = images[start : start + size]
-        target = None if labels is None else labels[start : start + size]
+    group = size * _batches_together(images.device)
+    for start in range(0, len(images), group):
+        some = images[start : start + group]
+        target = None if labels is None else labels[start : start + group]
         with ieee_arithmetic(images.device), torch.no_grad():
             part = _certify(
-                model, batch, target, float(max_radius), solver, elide, domain, bounds, rounding
-            )
+                model, some, target, float(max_radius), solver, elide, domain, bounds, rounding,
+                size,
+            )  # fmt: skip
         yield part
 
 
@@ -210,36 +212,49 @@ def _certify(
     domain: Domain,
     bounds: str,
     rounding: Rounding | None,
+    batch_size: int,
 ) -> tuple[CertifiedRadius, Tensor]:
-    """One batch, and its margins at 0: a guess in low precision, then a proof in float64."""
-    exact = images.double()
-    output = propagate(model, Interval(exact, exact))
-    check_logits(output, labels, len(images))
-    logits = output.center
+    """Radii and margins at 0: a guess in low precision, then a proof in float64.
+
+    `batch_size` samples go through the model at a time, but one search serves all of them.
+    """
+    parts = []
+    for start in range(0, len(images), batch_size):
+        exact = images[start : start + batch_size].double()
+        output = propagate(model, Interval(exact, exact))
+        check_logits(
+            output, None if labels is None else labels[start : start + batch_size], len(exact)
+        )
+        parts.append(output.center)
+    logits = torch.cat(parts)
     warn_if_probabilities(logits)
     prediction = logits.argmax(1)
     labels = prediction if labels is None else labels.long()
     at_zero = margin(logits, labels)  # unwidened: accuracy does not depend on the arithmetic
     candidates = (at_zero < 0).nonzero().squeeze(1)
+
+    def margins(rounding: Rounding | None) -> Callable[[Tensor, Tensor], Tensor]:
+        def margin_at(radius: Tensor, index: Tensor) -> Tensor:
+            found = [
+                proven_margin(
+                    model, images[chosen].to(part.dtype), labels[chosen], part,
+                    rounding=rounding, elide=elide, domain=domain, bounds=bounds,
+                )
+                for part, chosen in zip(
+                    torch.split(radius, batch_size),
+                    torch.split(candidates[index], batch_size),
+                    strict=True,
+                )
+            ]  # fmt: skip
+            return torch.cat(found)
+
+        return margin_at
+
     if rounding is not None:
         # The order of a sum depends on the batch, so two evaluations of one bound differ. Room
         # for both keeps what is proven here proven in any other batch.
         rounding = replace(rounding, unit=rounding.unit + 4 * OWN_UNIT)
-
-    def proven(radius: Tensor, index: Tensor) -> Tensor:
-        chosen = candidates[index]
-        return proven_margin(
-            model, exact[chosen], labels[chosen], radius,
-            rounding=rounding, elide=elide, domain=domain, bounds=bounds,
-        )  # fmt: skip
-
-    def plain(radius: Tensor, index: Tensor) -> Tensor:
-        chosen = candidates[index]
-        return proven_margin(
-            model, images[chosen], labels[chosen], radius,
-            rounding=None, elide=elide, domain=domain, bounds=bounds,
-        )  # fmt: skip
-
+    plain, proven = margins(None), margins(rounding)
     value = torch.zeros(len(images), dtype=torch.float64, device=images.device)
     status = torch.full_like(value, Status.MISCLASSIFIED, dtype=torch.uint8)
     steps = torch.zeros_like(value, dtype=torch.int32)
@@ -247,14 +262,15 @@ def _certify(
         zero = images.new_zeros(len(candidates))
         rough = replace(solver, rtol=max(solver.rtol, _quick_error(images.device)))
         with _quick_arithmetic("tf32"):
-            guess = rough.solve(plain, zero, torch.full_like(zero, max_radius), indexed=True)
+            guess = rough.solve(
+                plain, zero, torch.full_like(zero, max_radius), indexed=True
+            ).estimate
         if rough.rtol > solver.rtol:
-            # The digits that float32 adds would cost twice as many evaluations in float64.
             with _quick_arithmetic("ieee"):
-                guess = _root_near(guess.estimate, plain, max_radius, solver, error=rough.rtol)
+                guess = _finer(guess, plain, max_radius, error=rough.rtol)
         # Clamped, because `max_radius` may have been rounded up to the images' precision.
-        start = guess.estimate.double().clamp(max=max_radius)
-        root = _root_near(start, proven, max_radius, solver, error=solver.rtol)
+        guess = guess.double().clamp(max=max_radius)
+        root = _prove(guess, proven, max_radius, solver)
         value[candidates] = root.lower
         # Right, but not provable even at 0: a proven radius of 0 that is no root.
         unproven = root.status == RootStatus.POSITIVE_THROUGHOUT
@@ -263,19 +279,31 @@ def _certify(
     return CertifiedRadius(value, status, steps, prediction), at_zero
 
 
-def _root_near(
+def _finer(
+    guess: Tensor, margin_at: Callable[[Tensor, Tensor], Tensor], max_radius: float, *, error: float
+) -> Tensor:
+    """The guess with more digits: the root of the secant through two points around it.
+
+    What these two evaluations in float32 add would take as many in float64.
+    """
+    everyone = torch.arange(len(guess), device=guess.device)
+    below, above = guess * (1 - error), (guess * (1 + error)).clamp(max=max_radius)
+    f_below, f_above = margin_at(below, everyone), margin_at(above, everyone)
+    root = below - f_below * (above - below) / (f_above - f_below)
+    # A secant that leads far away is none of a root; nor is NaN, where the margin is flat.
+    return torch.where((root - guess).abs() <= 4 * error * guess, root, guess)
+
+
+def _prove(
     guess: Tensor,
     margin_at: Callable[[Tensor, Tensor], Tensor],
     max_radius: float,
     solver: Solver,
-    *,
-    error: float,
 ) -> RootResult:
-    """The root of the margin, searched from a guess: two evaluations if it is good.
+    """The root of the proven margin, searched from a guess: two evaluations if it is good.
 
-    The first bracket around the guess is as wide as the guess's relative error, and narrower
-    than the solver's tolerance where that is the same; each side that does not hold is moved 16
-    times further out, and at last to 0 or `max_radius`.
+    The first bracket around the guess is narrower than the solver's tolerance; each side that
+    does not hold is moved 16 times further out, and at last to 0 or `max_radius`.
     """
     ends = [torch.full_like(guess, math.nan), torch.full_like(guess, math.nan)]
     values = [torch.full_like(guess, -math.inf), torch.full_like(guess, math.inf)]
@@ -296,7 +324,7 @@ def _root_near(
         """Samples without this side, unless the other one has reached its very end."""
         return ends[side].isnan() & ~(ends[1 - side] == (0.0, max_radius)[side])
 
-    slack = 0.4 * (error * guess + solver.xtol)
+    slack = 0.4 * (solver.rtol * guess + solver.xtol)
     for _ in range(4):
         below = torch.where(guess < max_radius, guess - slack, guess)
         probe(below.clamp(min=0.0), lacking(0))
@@ -403,6 +431,11 @@ def _default_batch(images: Tensor, bounds: str) -> int:
         return 32
     # On CUDA a large batch hides the launches; 1,000 CIFAR-10 images of CNN7 take 8 GiB.
     return max(32, 1000 * 3072 // images[0].numel()) if images.is_cuda else 256
+
+
+def _batches_together(device: torch.device) -> int:
+    """Batches of one search: on CUDA its last few samples cost as many launches as all."""
+    return 16 if device.type == "cuda" else 1
 
 
 def _quick_error(device: torch.device) -> float:

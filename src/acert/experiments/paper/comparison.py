@@ -129,7 +129,6 @@ def _marks(one: Standing, notes: list[str]) -> str:
     """References to the notes of a row, which are added to `notes`."""
     mine = [one.row.differs] if one.row.differs else []
     mine += [_shortened(record, one.row) for record in one.records]
-    mine += [_precision(record, one.row) for record in one.records]
     places = []
     for note in dict.fromkeys(filter(None, mine)):
         if note not in notes:
@@ -144,12 +143,6 @@ def _shortened(record: Record, row: Row) -> str:
     if ours == whole:
         return ""
     return f"{ours} of the paper's {whole} epochs, warm-up and schedules in proportion"
-
-
-def _precision(record: Record, row: Row) -> str:
-    ours = record.experiment.settings.precision
-    usual = row.training.experiment().settings.precision
-    return "" if ours == usual else f"trained with products in {ours}"
 
 
 def _figure(name: str) -> Column:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 
 from acert.data.files import data_root
@@ -44,21 +44,12 @@ class Standing:
 def standing(
     row: Row, found: Sequence[Record], data_dir: str | PathLike[str] | None = None
 ) -> Standing:
-    """How one row stands.
-
-    Of two records of a seed the one with more epochs counts, then the one whose number format is
-    the recipe's.
-    """
-    precision = row.training.experiment().settings.precision
-
-    def worth(record: Record) -> tuple[int, bool]:
-        return record.epochs, record.experiment.settings.precision == precision
-
+    """How one row stands; of two records of a seed the one with more epochs counts."""
     best: dict[int, Record] = {}
     for record in found:
         if fits(record, row):
             before = best.get(record.seed)
-            if before is None or worth(before) < worth(record):
+            if before is None or before.epochs < record.epochs:
                 best[record.seed] = record
     missing = tuple(seed for seed in row.seeds if seed not in best)
     ordered = tuple(best[seed] for seed in sorted(best))
@@ -86,8 +77,6 @@ def has_data(dataset: str, data_dir: str | PathLike[str] | None = None) -> bool:
 
 
 def _same(one: Experiment, other: Experiment) -> bool:
-    """Whether two experiments are one to the paper: validation and number format are not its."""
-    left, right = to_config(one), to_config(other)
-    for config in (left, right):
-        del config["validate_every"], config["settings"]["precision"]
+    """Whether two experiments are one: how often a run is validated changes nothing in it."""
+    left, right = (to_config(replace(each, validate_every=1)) for each in (one, other))
     return bool(left == right)
