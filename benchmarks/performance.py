@@ -1,7 +1,7 @@
-"""Writes the tables of docs/performance.md from the records under results/.
+"""Writes the tables of docs/performance.md and docs/scale.md from the records under results/.
 
-python benchmarks/performance.py            # fills the page
-python benchmarks/performance.py --check    # exit status 1 if the page is stale
+python benchmarks/performance.py            # fills the pages
+python benchmarks/performance.py --check    # exit status 1 if a page is stale
 """
 
 from __future__ import annotations
@@ -16,15 +16,32 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # where `benchmarks` is, if this is run as a script
 
 from acert.experiments.paper.comparison import filled  # noqa: E402
+from acert.experiments.paper.publication import Record, read_records  # noqa: E402
+from acert.methods import Acert  # noqa: E402
 
-RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "results"
+PAGES = ROOT / "docs" / "performance.md", ROOT / "docs" / "scale.md"
 UNMEASURED = "No record yet: `{}` writes it."
 COMMANDS = {
     "step-cuda": "python benchmarks/step.py --device cuda",
     "step-cpu": "python benchmarks/step.py --cpu-targets",
     "certify-cuda": "python benchmarks/certify.py --run RUN --device cuda",
     "train-cuda": "python benchmarks/train.py --device cuda --dataset cifar10",
+    "processes-cuda": "torchrun --nproc-per-node=1 benchmarks/processes.py --device cuda",
+    "scale": "torchrun --nproc-per-node=1 benchmarks/processes.py --device cuda",
+    "formats": "acert reproduce --rows table1/cifar10/acert-k0",
 }
+
+# Assumed of the hardware, for the step on paper: bytes a second of an H200's memory, of NVLink in
+# one direction at four fifths of its data sheet, and of a network of 400 Gbit/s; seconds a message.
+MEMORY, NVLINK, NETWORK, LATENCY = 4.8e12, 360e9, 50e9, 1e-5
+# How often a step reads or writes all weights or what has their size: Adam 7, clipping 3, |W| 2,
+# adding up three gradients 6, and the linear layers, which hold nearly all weights: 9 forward
+# products, 3 backward ones and 3 gradients.
+WEIGHT_PASSES = 7 + 3 + 2 + 6 + 9 + 3 + 3
+# Messages of a step of CNN7 with regularisers: mean and variance of six batch norms there and back,
+# two of the regularisers there and back, gradients, terms.
+MESSAGES = 2 * (2 * 6 + 2) + 2
 
 
 def read(name: str, results: Path) -> dict[str, Any] | None:
@@ -139,7 +156,82 @@ def train_table(record: dict[str, Any]) -> str:
     return f"{source(record['runs'][-1])}\n\n{markdown(header, rows)}"
 
 
+def processes_table(record: dict[str, Any]) -> str:
+    rows = [(name, ms) for name, ms in record["ms"].items()]
+    return (
+        f"{record['shape']} shapes, CNN7 of width {record['width']}, batch "
+        f"{record['batch_size']}, ACERT with two root steps and regularisers, "
+        f"{record['precision']}, compiled and captured. {source(record)}\n\n"
+        f"{markdown(('step', 'ms'), rows)}\n\n"
+        f"Largest relative difference of the loss in {record['steps']} steps, each from the same "
+        f"state: {record['largest_loss_difference']:.1e}."
+    )
+
+
+def scale_table(record: dict[str, Any]) -> str:
+    """Milliseconds of a step on N GPUs by the formula of docs/scale.md."""
+    plain, joined = float(record["ms"]["plain"]), float(record["ms"]["joined"])
+    weights = float(record["gradient_mib"]) * 2**20
+    fixed = 1e3 * WEIGHT_PASSES * weights / MEMORY
+
+    def step(count: int, arithmetic: float, wire: float) -> float:
+        alone = fixed + arithmetic * (plain - fixed) / count
+        if count == 1:
+            return alone
+        sent = 2 * (count - 1) / count * weights / wire + MESSAGES * LATENCY
+        return alone + (joined - plain) + 1e3 * sent
+
+    cases = {
+        "CIFAR-10, NVLink": (1, NVLINK),
+        "CIFAR-10, network of 400 Gbit/s": (1, NETWORK),
+        "TinyImageNet, NVLink": (6, NVLINK),
+    }
+    rows = []
+    for count in (1, 2, 4, 8, 16):
+        cells = []
+        for arithmetic, wire in cases.values():
+            ms = step(count, arithmetic, wire)
+            cells.append(f"{ms:.1f} ({step(1, arithmetic, wire) / ms:.1f} times faster)")
+        rows.append((count, *cells))
+    return (
+        f"From the measured step above: {plain:.2f} ms, of which {fixed:.2f} ms by the formula do "
+        f"not depend on the batch; {joined - plain:.2f} ms for joining; "
+        f"{record['gradient_mib']:.0f} MiB of gradients.\n\n{markdown(('GPUs', *cases), rows)}"
+    )
+
+
+def formats_table(found: Sequence[Record]) -> str:
+    """Runs of one recipe that differ in nothing but seed and number format."""
+    header = ("format", "seed", "Acc", "ACR", "ART", "ms a step", "minutes", "commit")
+    figures = ("accuracy", "acr", "art")
+    rows = [
+        (
+            record.experiment.settings.precision, record.seed,
+            *(f"{100 * getattr(record.certificates, name):.2f}" for name in figures),
+            None if record.step_seconds is None else f"{1e3 * record.step_seconds:.2f}",
+            f"{record.environment['seconds'] / 60:.1f}", record.environment["commit"][:7],
+        )
+        for record in found
+    ]  # fmt: skip
+    return markdown(header, rows)
+
+
+def cifar_runs(results: Path) -> list[Record]:
+    """The records of ACERT with kappa 0 and two root steps on CIFAR-10, by format and seed."""
+    found = [
+        record
+        for record in read_records(results)[0]
+        if record.experiment.dataset == "cifar10"
+        and isinstance(record.experiment.settings.method, Acert)
+        and record.experiment.settings.method.kappa == 0
+        and record.experiment.settings.method.solver.max_steps == 2
+        and record.experiment.settings.epochs == 200
+    ]
+    return sorted(found, key=lambda r: (r.experiment.settings.precision != "tf32", r.seed))
+
+
 TABLES = {
+    "processes-cuda": processes_table,
     "step-cuda": step_table,
     "step-cpu": cpu_table,
     "certify-cuda": certify_table,
@@ -153,16 +245,22 @@ def rendered(text: str, results: Path = RESULTS) -> str:
     for name, table in TABLES.items():
         record = read(name, results)
         made[name] = UNMEASURED.format(COMMANDS[name]) if record is None else table(record)
+    joined, runs = read("processes-cuda", results), cifar_runs(results)
+    made["scale"] = scale_table(joined) if joined else UNMEASURED.format(COMMANDS["scale"])
+    made["formats"] = formats_table(runs) if runs else UNMEASURED.format(COMMANDS["formats"])
     return filled(text, made)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    text = PAGE.read_text(encoding="utf-8")
-    made = rendered(text)
-    if "--check" in (sys.argv[1:] if words is None else words):
-        return int(made != text)
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
+    checks = "--check" in (sys.argv[1:] if words is None else words)
+    stale = False
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        made = rendered(text)
+        stale |= made != text
+        if not checks:
+            page.write_text(made, encoding="utf-8")
+    return int(checks and stale)
 
 
 if __name__ == "__main__":
