@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from benchmarks import certify, measuring, performance, step, train
+from benchmarks import certify, gradients, measuring, performance, step, train
 from benchmarks.products import Layout, Products
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -187,6 +187,29 @@ def test_train_appends_a_finished_run_with_its_art(tmp_path):
 
 def test_the_clock_starts_with_the_process():
     assert 0 < time.time() - train.process_start() < 3600
+
+
+# -- gradients.py --------------------------------------------------------------------------
+
+
+def test_gradients_with_each_rounding(tmp_path, capsys):
+    out = tmp_path / "gradients.json"
+    words = ["--device", "cpu", "--quick", "--images", "256", "--width", "2", "--epochs", "1"]
+    gradients.main([*words, "--batches", "1", "--out", str(out)])
+    assert "noise_percent" in capsys.readouterr().out
+    found = {row["rounded"]: row for row in written(out)["rows"]}
+    assert found.keys() == gradients.CASES.keys()
+    assert all(row["noise_percent"] > 0 for row in found.values())
+    # Of one batch the bias is the noise; rounding gradients alone moves no radius.
+    for row in found.values():
+        assert row["bias_percent"] == pytest.approx(row["noise_percent"], rel=1e-4)
+    assert found["float16: all of the backward pass"]["radius_percent"] == 0
+    assert found["bfloat16: all"]["radius_percent"] > found["float16: all"]["radius_percent"] > 0
+
+
+def test_tf32_keeps_ten_bits():
+    x = torch.tensor([1.0, 1 + 2.0**-10, 1 + 2.0**-11 + 2.0**-20, -3.14159])
+    assert gradients.tf32(x).tolist() == [1.0, 1 + 2.0**-10, 1 + 2.0**-10, -3.140625]
 
 
 # -- performance.py ------------------------------------------------------------------------
