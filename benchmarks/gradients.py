@@ -64,8 +64,8 @@ def bfloat16(x: Tensor) -> Tensor:
 
 # What is rounded how: x, w and y are input, weight and output of a product, gx, gw and gy their
 # gradients.
-FORWARD = {"x": float16, "w": float16, "y": float16}
-BACKWARD = {"gx": scaled_float16, "gw": scaled_float16, "gy": scaled_float16}
+FORWARD: dict[str, Rounding] = {"x": float16, "w": float16, "y": float16}
+BACKWARD: dict[str, Rounding] = {"gx": scaled_float16, "gw": scaled_float16, "gy": scaled_float16}
 CASES: dict[str, dict[str, Rounding]] = {
     "TF32: inputs, weights, gradients of outputs": {"x": tf32, "w": tf32, "gy": tf32},
     "float16: all": FORWARD | BACKWARD,
