@@ -66,10 +66,9 @@ def carry(
     child.lease = watched
     try:
         yield "node", (node, socket.gethostname(), watched is not None)
-        hello = child.hello or child.line()
-        reason = _last_line(child.last_words()) if hello is None else _misfit(hello, versions)
-        child.hello = hello
-        if reason:
+        child.hello = child.hello or child.line()
+        reason = child.misfit(versions)
+        if reason is not None:
             yield "unfit", reason
             return
         child.write(json.dumps({**fields, "folder": place}))
@@ -83,8 +82,8 @@ def carry(
             yield "report", report
             if child.over:
                 return
-        child.over = True
         if not child.lost:
+            child.over = True
             yield "ended", (child.process.wait(), child.last_words())
     finally:
         # A cancelled run comes here too: all is saved first, however often it is asked to end.
@@ -143,8 +142,9 @@ class _Child:
         self.alike = (path, folder, environment)
         self.lease: Path | None = None
         self.hello: str | None = None
-        # Whether the run is someone else's now, whether it is over, whether another may follow.
-        self.lost = self.over = self.idle = False
+        # Whether it has said all, whether the run is someone else's now or over, whether another
+        # may follow.
+        self.ended = self.lost = self.over = self.idle = False
         self.looked = time.monotonic()
         self.words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self.process = subprocess.Popen(
@@ -169,12 +169,33 @@ class _Child:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
 
+    def misfit(self, versions: Mapping[str, str]) -> str | None:
+        """How this node's acert and torch differ from the sweep's, in words; None if they agree.
+
+        One that could not even import them says so; one that was killed says nothing of them.
+        """
+        if self.hello is None:
+            if self.lost or self.process.wait() <= 0:
+                return None
+            return self.last_words().strip().rpartition("\n")[2]
+        version, torch, file = json.loads(self.hello)
+        # A head without a GPU has another build of the same torch.
+        here = {"acert": version, "torch": torch.partition("+")[0]}
+        for name, found in here.items():
+            if found != versions[name]:
+                return f"it has {name} {found}, this sweep {versions[name]}"
+        if code_digest(str(Path(file).parent)) != versions["code"]:
+            return f"its acert {version} has other code than this sweep's"
+        return None
+
     def line(self) -> str | None:
         """Its next line; None once it has ended, or if the run is no longer this node's."""
-        while not self.lost:
+        while not self.lost and not self.ended:
             # In short waits, because a cancelled task is told between two of them.
             with suppress(queue.Empty):
-                return self.lines.get(timeout=0.2)
+                line = self.lines.get(timeout=0.2)
+                self.ended = line is None
+                return line
             if self.lease is not None and time.monotonic() - self.looked > 1.0:
                 self.looked = time.monotonic()
                 try:
@@ -212,23 +233,6 @@ class _Child:
         self.lines.put(None)
 
 
-def _misfit(hello: str, versions: Mapping[str, str]) -> str | None:
-    """How this node's acert and torch differ from the sweep's, in words; None if they agree."""
-    acert, torch, file = json.loads(hello)
-    here = {
-        "acert": acert,
-        # A head without a GPU has another build of the same torch.
-        "torch": torch.partition("+")[0],
-        "code": code_digest(str(Path(file).parent)),
-    }
-    for name in ("acert", "torch"):
-        if here[name] != versions[name]:
-            return f"it has {name} {here[name]}, this sweep {versions[name]}"
-    if here["code"] != versions["code"]:
-        return f"its acert {acert} has other code than this sweep's"
-    return None
-
-
 def _files(folder: Path, *, whole: bool) -> Iterator[Message]:
     """The finished files of a run folder: whole, or their sizes."""
     found = []
@@ -240,8 +244,3 @@ def _files(folder: Path, *, whole: bool) -> Iterator[Message]:
                 yield "file", (file.name, file.read_bytes())
     else:
         yield "files", {file.name: file.stat().st_size for file in found if file.is_file()}
-
-
-def _last_line(words: str) -> str:
-    """What a process that could not even begin said last."""
-    return words.strip().rpartition("\n")[2] or "its process ended without a word"

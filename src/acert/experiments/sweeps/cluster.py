@@ -13,7 +13,7 @@ from typing import Any
 
 from acert.errors import AcertError, InvalidInput, RunError
 
-__all__ = ["imported_ray", "joined", "room"]
+__all__ = ["answers", "imported_ray", "joined", "room"]
 
 # Seconds that an address has to answer in.
 PATIENCE = 10.0
@@ -68,6 +68,15 @@ def joined(address: str) -> bool:
     return True
 
 
+def answers(address: str) -> bool:
+    """Whether the head of a cluster answers at HOST:PORT at once."""
+    try:
+        _greet(_place(address), 2.0)
+    except OSError:
+        return False
+    return True
+
+
 def room(nodes: list[dict[str, Any]], *, cpus: int, gpus: float) -> int:
     """How many runs with so many CPUs and GPUs fit on the nodes, if nobody else is there."""
     places = 0
@@ -108,7 +117,7 @@ def _check_answers(place: tuple[str, int]) -> None:
 
     def greet() -> None:
         try:
-            _greet(place)
+            _greet(place, PATIENCE)
         except OSError as error:
             complaints.append(error.strerror or str(error))
         else:
@@ -126,8 +135,8 @@ def _check_answers(place: tuple[str, int]) -> None:
     )
 
 
-def _greet(place: tuple[str, int]) -> None:
-    with socket.create_connection(place, timeout=PATIENCE) as connection:
+def _greet(place: tuple[str, int], seconds: float) -> None:
+    with socket.create_connection(place, timeout=seconds) as connection:
         # TLS answers in its own way.
         if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
             connection.sendall(_GREETING)

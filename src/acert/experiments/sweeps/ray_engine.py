@@ -18,9 +18,9 @@ import torch
 
 import acert
 from acert import records
-from acert.errors import InvalidInput
+from acert.errors import InvalidInput, RunError
 from acert.experiments.sweeps import carrier
-from acert.experiments.sweeps.cluster import imported_ray, joined, room
+from acert.experiments.sweeps.cluster import answers, imported_ray, joined, room
 from acert.experiments.sweeps.engine import Engine, cause
 from acert.experiments.sweeps.worker import Report, Task
 from acert.version import __version__
@@ -32,6 +32,8 @@ __all__ = ["RayEngine"]
 _LOSSES = 3
 # Seconds after which it is told that nothing has begun.
 _SILENCE = 10.0
+# Seconds between two looks at the head, and for how long it may be away; Ray gives up after 60.
+_LOOK, _AWAY = 5.0, 30.0
 # Seconds in which files of another machine appear here; network disks keep old listings so long.
 _APPEARANCE = 90.0
 # What the sweep's environment means on every node.
@@ -92,6 +94,7 @@ class RayEngine(Engine):
                 raise InvalidInput(f"`{name}` must be {constraint}; got {value}")
         self.ray = imported_ray()
         self.mine = joined(address)
+        self.head: str = self.ray.get_runtime_context().gcs_address
         if gpus is None:
             gpus = 1.0 if self.ray.cluster_resources().get("GPU", 0.0) else 0.0
         self.cpus, self.gpus, self.jobs, self.tell = cpus, gpus, jobs, tell
@@ -99,12 +102,13 @@ class RayEngine(Engine):
         self.carry = self.ray.remote(carrier.carry_on_ray)
         self.flights: dict[str, _Flight] = {}
         self.reports: deque[Report] = deque()
+        self.known: list[dict[str, Any]] = []
         # Reasons of nodes that cannot carry out any run of this sweep.
         self.unfit: dict[str, str] = {}
         # Hosts that do not see the folder of the sweep.
         self.unshared: set[str] = set()
         self.told = ""
-        self.heard = time.monotonic()
+        self.heard = self.looked = self.answered = time.monotonic()
         self.counted, self.seen = -1.0, 0
         package = str(Path(acert.__file__).parent)
         self.versions = {
@@ -144,6 +148,7 @@ class RayEngine(Engine):
                 self.heard = time.monotonic()
             else:
                 self._tell_waiting()
+            self._check_head()
         return self.reports.popleft()
 
     def stop(self) -> None:
@@ -301,8 +306,24 @@ class RayEngine(Engine):
 
     def _nodes(self) -> list[dict[str, Any]]:
         """The nodes that are alive and fit for this sweep."""
-        found: list[dict[str, Any]] = self.ray.nodes()
-        return [node for node in found if node["Alive"] and node["NodeID"] not in self.unfit]
+        # Where the head is away Ray would wait for it, deaf to everything.
+        if answers(self.head):
+            self.known = self.ray.nodes()
+        return [node for node in self.known if node["Alive"] and node["NodeID"] not in self.unfit]
+
+    def _check_head(self) -> None:
+        """Gives up once the head is gone for good: Ray would end this process without a word."""
+        now = time.monotonic()
+        if now - self.looked < _LOOK:
+            return
+        self.looked = now
+        if answers(self.head):
+            self.answered = now
+        elif now - self.answered > _AWAY:
+            raise RunError(
+                f"the head of the Ray cluster at {self.head} has gone: start the cluster again, "
+                "and the same command goes on"
+            )
 
     def _tell_waiting(self) -> None:
         """Says what is waited for, once, where nothing is under way."""
@@ -315,7 +336,7 @@ class RayEngine(Engine):
             have = "; ".join(_spoken(one.get("CPU", 0), one.get("GPU", 0)) for one in there)
             text = f"waiting for a node with {need} a run; there are nodes with {have or 'nothing'}"
         elif time.monotonic() - self.heard > _SILENCE:
-            left = self.ray.available_resources()
+            left = self.ray.available_resources() if answers(self.head) else {}
             free = _spoken(left.get("CPU", 0), left.get("GPU", 0))
             text = f"waiting for {need} a run; free in the cluster: {free}"
         else:
