@@ -17,9 +17,13 @@ __all__ = ["answers", "imported_ray", "joined", "room"]
 
 # Seconds that an address has to answer in.
 PATIENCE = 10.0
-# What every server of Ray's protocol, HTTP/2, must answer: the preface, and empty settings.
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_SETTINGS = 4
+_NOT_RAY = "what answers there is not Ray"
+# HTTP/2, as far as one question needs it: how a connection begins, kinds of frames, a request of
+# gRPC in its compressed headers, and how the headers of the answer "200" begin.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEADERS, _SETTINGS, _PING, _WINDOW = 1, 4, 6, 8
+_QUESTION = b"\x83\x86\x04\x01/\x01\x03ray\x0f\x10\x10application/grpc\x00\x02te\x08trailers"
+_OK = b"\x88"
 _START = "ray start --head --port=6379 --disable-usage-stats"
 
 
@@ -136,10 +140,34 @@ def _check_answers(place: tuple[str, int]) -> None:
 
 
 def _greet(place: tuple[str, int], seconds: float) -> None:
+    """Asks a server of Ray's protocol, gRPC over HTTP/2, for anything; an error if it is none."""
+    # TLS answers in its own way.
+    plain = os.environ.get("RAY_USE_TLS", "0") in ("", "0")
     with socket.create_connection(place, timeout=seconds) as connection:
-        # TLS answers in its own way.
-        if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
-            connection.sendall(_GREETING)
-            head = connection.recv(9, socket.MSG_WAITALL)
-            if len(head) < 9 or head[3] != _SETTINGS:
-                raise ConnectionError("what answers there is not Ray")
+        if plain:
+            connection.sendall(
+                _PREFACE + _frame(_SETTINGS, 0, b"") + _frame(_HEADERS, 1, _QUESTION)
+            )
+            # By the rules of HTTP/2 settings come first, and few frames before the answer.
+            for _ in range(20):
+                head = _received(connection, 9)
+                content = _received(connection, int.from_bytes(head[:3]))
+                if head[3] == _HEADERS and content.startswith(_OK):
+                    return
+                if head[3] not in (_SETTINGS, _PING, _WINDOW):
+                    break
+            raise ConnectionError(_NOT_RAY)
+
+
+def _frame(kind: int, stream: int, content: bytes) -> bytes:
+    # The flags of a question say that it is all there is.
+    flags = 0x5 if kind == _HEADERS else 0
+    return len(content).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + content
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    # What is not HTTP/2 may read as a large size.
+    found = connection.recv(size, socket.MSG_WAITALL) if 0 < size <= 16384 else b""
+    if len(found) < min(size, 16385):
+        raise ConnectionError(_NOT_RAY)
+    return found
