@@ -180,7 +180,7 @@ class RayEngine(Engine):
         place.mkdir(parents=True, exist_ok=True)
         flight.lease = place / f".{task.name}.{secrets.token_hex(8)}.lease"
         flight.lease.touch()
-        flight.node, flight.share = "", 0.0
+        flight.node, flight.host, flight.share = "", "", 0.0
         flight.files, flight.sizes = {}, {}
         options: dict[str, Any] = {}
         if self.unfit:
@@ -376,13 +376,14 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 def _wait_for(folder: Path, sizes: Mapping[str, int]) -> None:
     """Waits until files that another machine has written are seen here too."""
     deadline = time.monotonic() + _APPEARANCE
-    while time.monotonic() < deadline:
-        with suppress(OSError):
-            # Asking for the listing is what makes a network disk look again.
-            there = {file.name: file.stat().st_size for file in folder.iterdir()}
-            if all(there.get(name) == size for name, size in sizes.items()):
-                return
+    while not _sees(folder, sizes) and time.monotonic() < deadline:
         time.sleep(0.2)
+
+
+def _sees(folder: Path, sizes: Mapping[str, int]) -> bool:
+    # Asking for the listing is what makes a network disk look again.
+    there = {file.name: file.stat().st_size for file in folder.iterdir()} if folder.is_dir() else {}
+    return all(there.get(name) == size for name, size in sizes.items())
 
 
 def _spoken(cpus: float, gpus: float) -> str:
