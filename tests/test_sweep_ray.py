@@ -66,6 +66,7 @@ def head(monkeypatch):
     monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")
     # Short, because sockets lie in it; and on the disk, because shared memory may be small.
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", folder)
     size = {"object_store_memory": 80 * 2**20, "plasma_directory": folder}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -73,7 +74,7 @@ def head(monkeypatch):
 
         found = Cluster()
         try:
-            found.add_node(num_cpus=1, temp_dir=folder, include_dashboard=False, **size)
+            found.add_node(num_cpus=1, include_dashboard=False, **size)
             yield found, lambda: found.add_node(num_cpus=1, **size)
         finally:
             found.shutdown()
