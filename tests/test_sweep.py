@@ -24,7 +24,7 @@ from acert.experiments.choice import chosen_experiment
 from acert.experiments.recipes import recipe, with_epochs
 from acert.experiments.sweeps import board as boards
 from acert.experiments.sweeps.board import BoardBar, BoardLines, Outcome
-from acert.experiments.sweeps.engine import Engine, LocalEngine, _cause
+from acert.experiments.sweeps.engine import Engine, LocalEngine, cause
 from acert.experiments.sweeps.plan import make_plan
 from acert.experiments.sweeps.sweep import Sweep, failure_file
 from acert.experiments.sweeps.worker import Report, Task, perform, serve
@@ -772,8 +772,8 @@ def test_workers_are_not_reused_where_that_is_not_wanted():
 
 
 def test_causes_of_death():
-    assert _cause(1) == "its process ended with exit status 1"
-    assert _cause(-signal.SIGSEGV) == "its process was ended by SIGSEGV"
+    assert cause(1) == "its process ended with exit status 1"
+    assert cause(-signal.SIGSEGV) == "its process was ended by SIGSEGV"
 
 
 def test_jobs_and_threads(call, monkeypatch):

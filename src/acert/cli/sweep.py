@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from acert import data
 from acert.cli.flags import (
@@ -22,9 +22,10 @@ from acert.cli.flags import (
 )
 from acert.errors import InvalidInput
 from acert.experiments.choice import SCHEDULES
-from acert.experiments.sweeps.board import Outcome, board
-from acert.experiments.sweeps.engine import LocalEngine
+from acert.experiments.sweeps.board import Board, Outcome, board
+from acert.experiments.sweeps.engine import Engine, LocalEngine
 from acert.experiments.sweeps.plan import Plan, PlannedRun, make_plan
+from acert.experiments.sweeps.ray_engine import RayEngine
 from acert.experiments.sweeps.sweep import Sweep, failure_file
 from acert.methods import METHODS
 from acert.metrics import Spread, spread
@@ -36,6 +37,7 @@ _EXAMPLES = """examples:
       --epochs 10 --out runs/digits
   acert sweep ... --plan                        what would be run, and how far it is
   acert sweep ... --budget 25m                  only what will be done in time
+  acert sweep ... --engine ray --address auto   on a Ray cluster; docs/sweeps.md starts one
 The same command again goes on: finished runs are skipped, stopped ones resumed.
 """
 
@@ -66,7 +68,12 @@ def add(verbs: Any) -> Parser:
         help="what is proven (default: real)")  # fmt: skip
     add("--bounds", choices=("ibp", "crown-ibp"), default="ibp", help="default: ibp")
     add("--out", type=Path, required=True, help="folder of the run folders")
-    add("--jobs", type=int, help="runs at a time (default: one a core, on a GPU one)")
+    add("--engine", choices=("local", "ray"), default="local",
+        help="where the runs are made: this machine (default), or a Ray cluster")  # fmt: skip
+    add("--address", help="of the cluster: auto (default) or HOST:PORT")
+    add("--cpus", type=int, help="CPUs of a run on a cluster (default: 1)")
+    add("--gpus", type=as_number, help="GPUs of a run on a cluster (default: 1 on cuda, or 0)")
+    add("--jobs", type=int, help="runs at a time (default: one a core, a GPU; all that fit on Ray)")
     add("--budget", type=as_duration, help="start only what will be done in 90s, 25m or 2h")
     add("--plan", action="store_true", help="print the plan and stop")
     add_place(parser)
@@ -74,30 +81,69 @@ def add(verbs: Any) -> Parser:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    device = chosen_device(options.device)
     if options.model is not None and ":" in options.model:
         own_model(options.model)
     if options.jobs is not None and options.jobs < 1:
         raise InvalidInput(f"`--jobs` must be at least 1; got {options.jobs}")
-    on_cpu = device.partition(":")[0] == "cpu"
-    jobs = options.jobs or (_cores() if on_cpu else 1)
+    plan, shown = _plan(options), board()
+    place = _cluster(options, shown) if options.engine == "ray" else _machine(options)
     sweep = Sweep(
-        _plan(options), options.out, device=device, data_dir=options.data_dir,
-        threads=max(1, _cores() // jobs) if on_cpu else None, arithmetic=options.arithmetic,
-        bounds=options.bounds, command=options.command,
+        plan, options.out, device=place.device, data_dir=options.data_dir, threads=place.threads,
+        arithmetic=options.arithmetic, bounds=options.bounds, command=options.command,
     )  # fmt: skip
     for note in sweep.plan.notes:
         print(note, file=sys.stderr)
     if options.plan:
         _show_plan(sweep)
         return 0
-    engine = LocalEngine(jobs=jobs, reuse=on_cpu)
-    outcomes = sweep.run(engine, board(), budget=options.budget)
+    assert place.engine is not None
+    outcomes = sweep.run(place.engine, shown, budget=options.budget)
     if any(outcome.figures is not None for outcome in outcomes):
         for line in _table(outcomes):
             print(line)
         print(f"for figures and a page: acert report {options.out} --out report/")
     return _tell_rest(sweep, outcomes)
+
+
+class _Place(NamedTuple):
+    """Where runs are made, on which device, on how many threads; a plan needs no engine."""
+
+    device: str
+    threads: int | None
+    engine: Engine | None
+
+
+def _machine(options: argparse.Namespace) -> _Place:
+    for name in ("address", "cpus", "gpus"):
+        if getattr(options, name) is not None:
+            raise InvalidInput(f"`--{name}` is for a cluster: add --engine ray")
+    device = chosen_device(options.device)
+    on_cpu = device.partition(":")[0] == "cpu"
+    jobs = options.jobs or (_cores() if on_cpu else 1)
+    threads = max(1, _cores() // jobs) if on_cpu else None
+    return _Place(device, threads, LocalEngine(jobs=jobs, reuse=on_cpu))
+
+
+def _cluster(options: argparse.Namespace, shown: Board) -> _Place:
+    """The devices are those of the cluster: this machine may have others."""
+    device, gpus = options.device, options.gpus
+    if device not in (None, "cpu", "cuda"):
+        raise InvalidInput(f"`--device` must be cpu or cuda on a cluster; got {device!r}")
+    if (device == "cpu" and gpus) or (device == "cuda" and gpus == 0):
+        raise InvalidInput(f"`--gpus` must fit `--device` {device}; got {gpus:g}")
+    if gpus is None and device is not None:
+        gpus = 1.0 if device == "cuda" else 0.0
+    cpus = 1 if options.cpus is None else options.cpus
+    engine = None
+    if not options.plan:
+        engine = RayEngine(
+            address="auto" if options.address is None else options.address,
+            cpus=cpus, gpus=gpus, jobs=options.jobs, tell=shown.note,
+        )  # fmt: skip
+        gpus = engine.gpus
+    if device is None:
+        device = "cuda" if gpus else "cpu"
+    return _Place(device, cpus if device == "cpu" else None, engine)
 
 
 def _plan(options: argparse.Namespace) -> Plan:

@@ -16,7 +16,7 @@ from typing import Self, final
 
 from acert.experiments.sweeps.worker import Report, Task
 
-__all__ = ["Engine", "LocalEngine"]
+__all__ = ["Engine", "LocalEngine", "cause"]
 
 # What is kept of the last words of a worker that died.
 _LAST_WORDS = 4000
@@ -174,7 +174,7 @@ class _Worker:
         with self.lock:
             self.ended, task = True, self.task
         if task is not None:
-            reason, details = _cause(self.process.wait()), self._last_words()
+            reason, details = cause(self.process.wait()), self._last_words()
             self.reports.put(
                 Report(name=task, kind="failed", reason=reason, details=f"{reason}\n{details}")
             )
@@ -185,7 +185,7 @@ class _Worker:
         return self.words.read().decode("utf-8", errors="replace")
 
 
-def _cause(status: int) -> str:
+def cause(status: int) -> str:
     """Why a process ended that should not have."""
     if status >= 0:
         return f"its process ended with exit status {status}"

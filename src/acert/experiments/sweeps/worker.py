@@ -52,9 +52,13 @@ class Task:
     command: tuple[str, ...] = ()
     seconds: float | None = None
 
+    def fields(self) -> dict[str, Any]:
+        """The task as JSON can hold it."""
+        return vars(self) | {"experiment": to_config(self.experiment)}
+
     def to_line(self) -> str:
         """The task as a line of JSON."""
-        return json.dumps(vars(self) | {"experiment": to_config(self.experiment)}) + "\n"
+        return json.dumps(self.fields()) + "\n"
 
     @staticmethod
     def from_line(line: str) -> Task:
@@ -69,7 +73,8 @@ class Report:
     """What a worker says of a task: under way, or done, late, stopped or failed.
 
     `share` is the part of the training that is done; `reason` is one line on a failure, and
-    `details` is all that is known of it. Late is a task that will not be done in its time.
+    `details` is all that is known of it, `error` the name of its class where it is one of acert's.
+    Late is a task that will not be done in its time.
     """
 
     name: str
@@ -77,6 +82,7 @@ class Report:
     share: float = 0.0
     reason: str = ""
     details: str = ""
+    error: str = ""
 
     @property
     def final(self) -> bool:
@@ -94,8 +100,8 @@ Tell = Callable[[Report], None]
 def perform(task: Task, tell: Tell) -> Report:
     """Carries out a task in this process; the last report comes back, the others go to `tell`."""
 
-    def last(kind: str, reason: str = "", details: str = "") -> Report:
-        return Report(name=task.name, kind=kind, reason=reason, details=details)
+    def last(kind: str, reason: str = "", details: str = "", error: str = "") -> Report:
+        return Report(name=task.name, kind=kind, reason=reason, details=details, error=error)
 
     if task.threads is not None:
         torch.set_num_threads(task.threads)
@@ -111,7 +117,8 @@ def perform(task: Task, tell: Tell) -> Report:
     except KeyboardInterrupt as stop:
         return last("stopped", str(stop))
     except AcertError as error:
-        return last("failed", " ".join(str(error).split()), traceback.format_exc())
+        text, kind = " ".join(str(error).split()), type(error).__name__
+        return last("failed", text, traceback.format_exc(), kind)
     # Everything: one failed run, out of memory perhaps, must not end the others.
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
