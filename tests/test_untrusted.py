@@ -48,9 +48,9 @@ def test_a_zip_bomb_takes_no_memory(tmp_path, monkeypatch):
 
 
 def test_many_arrays_count_together(tmp_path, monkeypatch):
-    monkeypatch.setenv("ACERT_MAX_BYTES", "1000")
-    path = npz_of(tmp_path / "a.npz", **{f"a{i}": np.zeros(100, np.uint8) for i in range(9)})
-    with pytest.raises(ValueError, match="more than the 1000 allowed"):
+    monkeypatch.setenv("ACERT_MAX_BYTES", "5000")
+    path = npz_of(tmp_path / "a.npz", **{f"a{i}": np.zeros(1000, np.uint8) for i in range(9)})
+    with pytest.raises(ValueError, match="declares 10152 bytes, more than the 5000 allowed"):
         read_npz(path)
     assert len(read_npz(path, ["a1", "missing"])) == 1
 
@@ -98,10 +98,12 @@ def test_deep_json_is_refused(run, depth):
 
 
 def test_long_text_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("acert.untrusted._TEXT_LIMIT", 100)
+    monkeypatch.setenv("ACERT_MAX_BYTES", str(256 * 100))
     (tmp_path / "long.json").write_text("1" * 101)
-    with pytest.raises(ValueError, match="more than 100 bytes"):
+    with pytest.raises(ValueError, match="more than 100 bytes; set ACERT_MAX_BYTES=25856"):
         read_text(tmp_path / "long.json")
+    monkeypatch.setenv("ACERT_MAX_BYTES", "25856")
+    assert len(read_text(tmp_path / "long.json")) == 101
 
 
 def test_text_of_a_file_cannot_drive_the_terminal(run, capsys):

@@ -50,6 +50,7 @@ from acert.processes import ALONE, Processes
 from acert.records import Row
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius
 from acert.training import Settings, Trainer
+from acert.untrusted import within
 
 __all__ = [
     "Factory",
@@ -108,7 +109,7 @@ def train_run(
     config = {"experiment": to_config(experiment)}
     if resume:
         refuse_other(folder, "experiment", config["experiment"])
-        data_dir = data_dir or records.read_local(folder).get("data_dir")
+        data_dir = data_dir or records.place_of_data(folder)
     elif processes.first:
         records.check_free(folder)
     settings = experiment.settings
@@ -326,7 +327,7 @@ def _run(
         if resume:
             refuse_other(folder, "data", facts)
         if tensorboard:
-            listeners.append(Events(folder / "events"))
+            listeners.append(Events(_within(folder / "events", folder)))
         if not resume:
             records.create(folder)
             records.write_config(folder, config | {"data": facts})
@@ -364,6 +365,13 @@ def _with_validation(dataset: Dataset, split: Split) -> Dataset:
             f"labels up to {dataset.num_classes - 1}; got {shape} and {largest}"
         )
     return replace(dataset, validation=split)
+
+
+def _within(path: Path, folder: Path) -> Path:
+    try:
+        return within(path, folder)
+    except ValueError as error:
+        raise RunError(f"{path} cannot be written: {error}") from error
 
 
 def _as_tuple(value: Any) -> Any:

@@ -20,6 +20,7 @@ from acert.errors import AcertError, InvalidInput, RunError
 from acert.evaluation import Certificates
 from acert.experiments.experiment import Experiment, read_experiment
 from acert.experiments.paper.root_steps import RootSteps
+from acert.untrusted import fresh, parsed_json, read_text, within
 
 __all__ = [
     "RECORD_LIMIT",
@@ -106,8 +107,9 @@ def publish(run: Path, results: Path, *, name: str | None = None) -> Path:
     records.write_certificates(draft, records.read_certificates(run))
     if (run / records.EXAMPLES).is_file():
         records.write_examples(draft, _fewer(records.read_examples(run)))
-    if (run / ROOT_STEPS).is_file():
-        shutil.copyfile(run / ROOT_STEPS, draft / ROOT_STEPS)
+    steps = _read_root_steps(run)
+    if steps is not None:
+        write_root_steps(draft, steps)
     size = folder_size(draft)
     rest = folder_size(results) - size - folder_size(folder)
     for what, bytes_, limit in (
@@ -151,7 +153,8 @@ def read_records(results: Path) -> tuple[list[Record], list[str]]:
 def write_root_steps(run: Path, found: RootSteps) -> None:
     """Writes `root-steps.json` into a run folder."""
     draft = run / f".{ROOT_STEPS}.tmp"
-    draft.write_text(json.dumps({"schema": records.SCHEMA, **vars(found)}) + "\n", encoding="utf-8")
+    with fresh(draft) as stream:
+        stream.write((json.dumps({"schema": records.SCHEMA, **vars(found)}) + "\n").encode())
     draft.replace(run / ROOT_STEPS)
 
 
@@ -165,7 +168,7 @@ def _read_root_steps(folder: Path) -> RootSteps | None:
     if not path.is_file():
         return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parsed_json(read_text(within(path, folder)))
         schema, found = int(value["schema"]), RootSteps.from_json(value)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from error
