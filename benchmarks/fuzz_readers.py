@@ -65,6 +65,78 @@ def each(*calls: Callable[[], object]) -> None:
         raise refused
 
 
+# -- JSON, edited -------------------------------------------------------------------------
+
+
+# What a field can be instead, besides being left out; JSON texts, so that they can be anything.
+HOSTILE = (
+    "null", "true", "[]", "{}", '""', "-1", "0", "1e308", "NaN", "-Infinity", "1" + 400 * "0",
+    "1.5", '"../../outside"', '"/etc"', '"\\u001b[2J\\u202e"', '"</script><script>"', '"\\ud800"',
+    "[[]]", '[{"class": "Settings"}]', '{"class": []}', '"acert_evil:net"', "[1, 2]", '["a", "b"]',
+    40 * "[" + 40 * "]", 2000 * "[" + 2000 * "]", "9223372036854775808", '"Acert"', '"\'"',
+    "1e-320",
+)  # fmt: skip
+# No JSON text starts with it: what follows are edits, two bytes each.
+EDITS = b"\xff"
+
+
+def edited(text: bytes, edits: bytes) -> bytes:
+    """JSON texts, a line each, with any of their fields replaced or left out."""
+    value: list[Any] = [json.loads(line) for line in text.splitlines()]
+    for place, choice in zip(edits[::2], edits[1::2], strict=False):
+        spots = list(_spots(value))
+        holder, key = spots[place % len(spots)]
+        if choice >= 224 and holder is not value:
+            del holder[key]
+        else:
+            holder[key] = _Text(choice % len(HOSTILE))
+    lines = []
+    for line in value:
+        written = json.dumps(line, default=lambda text: f"\x00{text.place}\x00")
+        for place, hostile in enumerate(HOSTILE):
+            written = written.replace(f'"\\u0000{place}\\u0000"', hostile)
+        lines.append(written)
+    return "\n".join(lines).encode()
+
+
+class _Text:
+    """Stands for a hostile text until all is written."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+
+def _spots(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Every field below, with what holds it."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], (dict, list)):
+            yield from _spots(value[key])
+
+
+def json_reader(
+    name: str,
+    prepare: Callable[[Path], Sequence[bytes]],
+    read: Callable[[bytes, Path], None],
+    *,
+    compact: bool = True,
+) -> Reader:
+    """A reader of JSON: inputs are texts, or edits of the first seed."""
+    kept: list[bytes] = []
+
+    def prepared(folder: Path) -> list[bytes]:
+        seeds = prepare(folder)
+        kept[:] = [json.dumps(json.loads(seeds[0])).encode() if compact else seeds[0]]
+        return [*seeds, *(EDITS + bytes([place, 3 * place % 256]) for place in range(64))]
+
+    def read_either(content: bytes, folder: Path) -> None:
+        raw = not content.startswith(EDITS)
+        # At most a dozen: what is edited away altogether tells little.
+        read(content if raw else edited(kept[0], content[1:25]), folder)
+
+    return Reader(name, prepared, read_either)
+
+
 # -- run folders --------------------------------------------------------------------------
 
 
@@ -521,12 +593,15 @@ def read_links(content: bytes, folder: Path) -> None:
 
 def readers() -> Iterable[Reader]:
     """All of them, in the order they are fuzzed."""
-    yield Reader("config.json", of_file("config.json", shipped), read_config)
-    yield Reader("the page", seeds_of_reports, read_report)
+    yield json_reader("config.json", of_file("config.json", shipped), read_config)
+    yield json_reader("the page", seeds_of_reports, read_report)
     for name in ("metrics.jsonl", "env.json", "root-steps.json"):
-        yield Reader(name, of_file(name, without_pictures), read_published(name))
-    yield Reader("local.json", seeds_of_local, read_local)
-    yield Reader("sweep.json", seeds_of_plans, read_plan)
+        lines = name.endswith(".jsonl")
+        yield json_reader(
+            name, of_file(name, without_pictures), read_published(name), compact=not lines
+        )
+    yield json_reader("local.json", seeds_of_local, read_local)
+    yield json_reader("sweep.json", seeds_of_plans, read_plan)
     yield Reader("links in a run", seeds_of_links, read_links)
     yield Reader(
         "certificates.npz", of_file("certificates.npz", record), read_certificates, ours=False
@@ -537,7 +612,7 @@ def readers() -> Iterable[Reader]:
         "model.safetensors", of_file("model.safetensors", shipped), read_weights, ours=False
     )
     yield Reader("state.safetensors", seeds_of_states, read_state, ours=False)
-    yield Reader("state.safetensors, facts", seeds_of_facts, read_facts)
+    yield json_reader("state.safetensors, facts", seeds_of_facts, read_facts)
     yield Reader(".pt weights", seeds_of_torch, read_torch, ours=False)
     yield Reader(".pt weights, pickle", seeds_of_torch_pickle, read_torch_pickle)
     yield Reader("npz data", seeds_of_npz, read_npz, ours=False)

@@ -113,7 +113,10 @@ def watch(
         left = end - time.monotonic()
         if restart and left < 1:
             break
-        pid = os.fork()
+        with warnings.catch_warnings():
+            # Of threads that may hold locks; those of torch and of a test runner do not here.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
             _child(reader, work, board, limits, driver, max(left, 1.0), seed + restart)
         status = _waited(
@@ -235,7 +238,7 @@ def _judge(
     reader: Reader, content: bytes, work: Path, board: _Board, limits: Limits, guard: Guard
 ) -> None:
     board.begin(content)
-    faulthandler.dump_traceback_later(limits.seconds, exit=True)
+    faulthandler.dump_traceback_later(limits.seconds, exit=True, file=2)
     start = time.perf_counter()
     guard.active = True
     try:

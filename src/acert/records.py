@@ -234,7 +234,10 @@ def read_sweep(folder: Path) -> dict[str, Any]:
 
 def write_metrics(folder: Path, rows: Iterable[Row]) -> None:
     """Writes all rows of `metrics.jsonl` anew: a row is never half there."""
-    lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
+    try:
+        lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
+    except ValueError as error:
+        raise RunError(f"{METRICS} cannot hold a figure that is not finite: {error}") from error
     _write(folder / METRICS, "".join(lines).encode())
 
 

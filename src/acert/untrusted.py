@@ -187,10 +187,11 @@ class _Pieces(io.BufferedReader):
     """A file of which nobody reads too much at once, as zipfile does its table of contents."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > _TABLE_LIMIT:
+        if size is None or size < 0:
+            size = os.fstat(self.fileno()).st_size - self.tell()
+        if size > _TABLE_LIMIT:
             raise ValueError(f"its table of contents declares {size} bytes")
-        # zipfile looks for the end of the table in what it reads without a size, at the end.
-        return super().read(_TABLE_LIMIT if size is None or size < 0 else size)
+        return super().read(size)
 
 
 def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:

@@ -16,7 +16,7 @@ from acert.cli.certify import with_weights
 from acert.cli.flags import Parser, add_verb, as_number, own_model
 from acert.data import Split
 from acert.deploy import CertifiedClassifier, write_benchmark, write_certified, write_plain
-from acert.errors import InvalidInput
+from acert.errors import InvalidInput, RunError
 from acert.zoo import load_model, run_experiment, run_folder
 
 __all__ = ["add"]
@@ -140,7 +140,7 @@ def _from_run(options: argparse.Namespace) -> _Subject:
     settings = experiment.settings
     return _Subject(
         model=model, name=folder.name, dataset=experiment.dataset,
-        shape=tuple(config["data"]["input_shape"]), domain=settings.domain,
+        shape=_input_shape(folder, config), domain=settings.domain,
         max_radius=settings.max_radius if options.max_radius is None else options.max_radius,
         elide=settings.elide,
         data_dir=options.data_dir or records.place_of_data(folder),
@@ -148,6 +148,14 @@ def _from_run(options: argparse.Namespace) -> _Subject:
         record={"experiment": config["experiment"]}
         | {key: environment[key] for key in ("commit", "acert", "torch") if key in environment},
     )  # fmt: skip
+
+
+def _input_shape(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    data_facts = config.get("data")
+    shape = data_facts.get("input_shape") if isinstance(data_facts, dict) else None
+    if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
+        raise RunError(f"{folder / records.CONFIG} is damaged: `input_shape` cannot be {shape!r}")
+    return tuple(shape)
 
 
 def _own(options: argparse.Namespace) -> _Subject:

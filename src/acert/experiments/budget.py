@@ -60,7 +60,7 @@ def measured(folder: Path) -> Measured | None:
         spent = sum(row["seconds"] for row in rows) if whole is None else whole
         certification = float(facts.get("certification_seconds", 0.0))
         return Measured(facts["device"], spent / len(rows), certification)
-    except (RunError, ArithmeticError, KeyError, TypeError):
+    except (RunError, ArithmeticError, KeyError, TypeError, ValueError):
         return None
 
 

@@ -269,7 +269,7 @@ class Execution:
     def _check(self, facts: dict[str, Any]) -> None:
         """Refuses plain facts of a state that no run of this length can have."""
         epochs, steps = self.trainer.settings.epochs, self.trainer.total_steps
-        pending = facts.get("pending")
+        pending = facts.get("pending", "missing")
         epoch = pending.get("epoch") if isinstance(pending, dict) else None
         for name, fits in (
             ("step", _is_count(facts.get("step"), steps)),

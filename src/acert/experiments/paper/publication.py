@@ -170,7 +170,7 @@ def _read_root_steps(folder: Path) -> RootSteps | None:
     try:
         value = parsed_json(read_text(within(path, folder)))
         schema, found = int(value["schema"]), RootSteps.from_json(value)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     if schema > records.SCHEMA:
         raise RunError(

@@ -115,9 +115,9 @@ class Plan:
         }
         try:
             before = [dict(entry) for entry in records.read_sweep(out)["runs"]]
+            kept = [entry for entry in before if entry.get("name") not in mine]
         except (RunError, KeyError, TypeError, ValueError):
-            before = []
-        kept = [entry for entry in before if entry.get("name") not in mine]
+            kept = []
         records.write_sweep(out, {"runs": [*kept, *entries.values()]})
 
 
