@@ -10,10 +10,11 @@ input is judged by `fuzz_watch.py`. Exit status 1 if one failed; the inputs stay
 from __future__ import annotations
 
 import argparse
-import logging
+import io
 import sys
+import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext, redirect_stderr
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,20 @@ def instrumented() -> Any:
         import atheris
     except ImportError:
         return nullcontext()
-    logging.disable(logging.INFO)
-    return atheris.instrument_imports(include=["acert"], enable_loader_override=False)
+    quiet = ExitStack()
+    quiet.enter_context(redirect_stderr(io.StringIO()))  # or it tells of every module
+    quiet.enter_context(atheris.instrument_imports(include=["acert"], enable_loader_override=False))
+    return quiet
 
 
-def bar(name: str, share: float) -> Callable[[float, int], None]:
+def bar(name: str, place: int, count: int) -> Callable[[float, int], None]:
     """Shows how far all readers are, on a terminal only."""
 
     def show(done: float, inputs: int) -> None:
         if sys.stderr.isatty():
-            full = round(30 * (share + done * bar.width))  # type: ignore[attr-defined]
+            full = round(30 * (place + done) / count)
             line = f"[{'#' * full}{'.' * (30 - full)}] {name}: {inputs:,} inputs"
-            print(f"\r{line:<78}", end="", file=sys.stderr, flush=True)
+            print(f"{line:<78}", end="\r", file=sys.stderr, flush=True)
 
     return show
 
@@ -64,17 +67,16 @@ def main(words: Sequence[str] | None = None) -> int:
     chosen = [one for one in readers() if asked.only is None or asked.only in one.name]
     if not chosen:
         parser.error(f"no reader is called {asked.only}")
-    limits, results = fuzz_watch.Limits(), {}
-    bar.width = 1 / len(chosen)  # type: ignore[attr-defined]
+    limits, results, began = fuzz_watch.Limits(), {}, time.monotonic()
     for place, reader in enumerate(chosen):
         results[reader.name] = result = fuzz_watch.watch(
             reader, asked.work / f"{place:02}", limits=limits, seed=asked.seed,
             seconds=asked.seconds / len(chosen),
             driver=fuzz_watch.guided if reader.ours and not asked.blind else fuzz_watch.mutated,
-            progress=bar(reader.name, place / len(chosen)),
+            progress=bar(reader.name, place, len(chosen)),
         )  # fmt: skip
         print(
-            f"\r{reader.name:<26} {result.inputs:>9,} inputs, {result.rejected:>9,} refused, "
+            f"{reader.name:<26} {result.inputs:>9,} inputs, {result.rejected:>9,} refused, "
             f"{result.slowest_s:6.3f} s, {result.peak_mib:6.1f} MiB, "
             f"{len(result.failures)} failures",
             flush=True,
@@ -88,6 +90,7 @@ def main(words: Sequence[str] | None = None) -> int:
         {
             "seed": asked.seed,
             "seconds": asked.seconds,
+            "spent_s": round(time.monotonic() - began, 1),
             "limits": asdict(limits),
             "inputs": inputs,
             "failures": failed,

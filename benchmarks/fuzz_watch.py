@@ -151,10 +151,10 @@ def mutated(one: Callable[[bytes], None], corpus: Path, seconds: float, seed: in
     for content in seeds:
         one(content)
     while time.monotonic() < end:
-        content = bytearray(rng.choice(seeds))
+        changed = bytearray(rng.choice(seeds))
         for _ in range(rng.choice((1, 1, 2, 4, 8, 32))):
-            _mutate(content, rng, seeds)
-        one(bytes(content[:LONGEST]))
+            _mutate(changed, rng, seeds)
+        one(bytes(changed[:LONGEST]))
 
 
 _NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1)
@@ -218,7 +218,7 @@ def _child(
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * mmap.PAGESIZE + 4 * limits.bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        os.fsync = lambda handle: None  # what a disk holds after a power cut is not looked for
+        vars(os)["fsync"] = lambda handle: None  # power cuts are not looked for
         os.environ["ACERT_COMMIT"] = "fuzz"  # or a run would ask git
         board.before = max(board.before, _peak())
         guard = Guard(work / "inside")

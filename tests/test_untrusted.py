@@ -175,6 +175,16 @@ def test_a_config_cannot_ask_for_more_than_its_weights(run):
         load_model(run)
 
 
+def test_nor_can_one_that_goes_on(run):
+    def widen(config):
+        config["experiment"]["network"]["width"] = 20_000
+
+    change_config(run, widen)
+    (run / "model.safetensors").unlink()
+    with pytest.raises(RunError, match=r"the network of the config is too large: it declares \d+"):
+        resume_run(run)
+
+
 def test_a_safetensors_header_that_lies_is_refused(run):
     content = (run / "model.safetensors").read_bytes()
     (run / "model.safetensors").write_bytes((2**60).to_bytes(8, "little") + content[8:])

@@ -23,7 +23,7 @@ from acert.data.files import fetched, reading, require, zeros
 from acert.data.npz import read_arrays
 from acert.data.pictures import Form, decode
 from acert.errors import DataError
-from acert.untrusted import opened_zip, read_member, within
+from acert.untrusted import opened_zip, read_member, shown, within
 
 __all__ = ["read_test", "read_train"]
 
@@ -174,5 +174,8 @@ def _checked(
     }
     if {name: (array.shape, array.dtype) for name, array in arrays.items()} != expected:
         raise DataError(f"{cache} does not hold the {count} images of {_TREE}")
-    split = Split(torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"]))
-    return split, tuple(str(wnid) for wnid in arrays["classes"])
+    labels = arrays["labels"]
+    if labels.min() < 0 or labels.max() >= _CLASSES:
+        raise DataError(f"{cache} has labels that are none of the {_CLASSES} classes")
+    split = Split(torch.from_numpy(arrays["images"]), torch.from_numpy(labels))
+    return split, tuple(shown(str(wnid)) for wnid in arrays["classes"])

@@ -50,7 +50,7 @@ from acert.processes import ALONE, Processes
 from acert.records import Row
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius
 from acert.training import Settings, Trainer
-from acert.untrusted import within
+from acert.untrusted import check_size, within
 
 __all__ = [
     "Factory",
@@ -121,7 +121,7 @@ def train_run(
     chosen = available_device(device)
     with _own_surroundings(settings.seed, chosen):
         return _run(
-            _network(experiment, dataset, model), dataset, settings,
+            _network(experiment, dataset, model, judge=resume), dataset, settings,
             config=config, folder=folder, device=chosen, resume=resume,
             validate_every=experiment.validate_every,
             progress=progress, tensorboard=tensorboard, command=command, save_every=save_every,
@@ -345,10 +345,22 @@ def _run(
 
 
 def _network(
-    experiment: Experiment, dataset: Dataset, model: nn.Module | Factory | None
+    experiment: Experiment,
+    dataset: Dataset,
+    model: nn.Module | Factory | None,
+    *,
+    judge: bool,
 ) -> nn.Module:
+    """The network to be trained; with `judge`, its size comes from a file and is judged first."""
     seed, network = experiment.settings.seed, experiment.network
     if model is None:
+        if judge:
+            with torch.device("meta"):  # takes no memory
+                draft = build_model(network, dataset, seed=seed)
+            try:
+                check_size(sum(p.numel() * p.element_size() for p in draft.parameters()))
+            except ValueError as error:
+                raise RunError(f"the network of the config is too large: {error}") from error
         return build_model(network, dataset, seed=seed)
     if isinstance(model, nn.Module):
         return model
