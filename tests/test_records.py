@@ -171,7 +171,7 @@ def test_metrics_come_back_row_by_row_and_exactly(tmp_path):
 
 
 def test_metrics_never_hold_nan(tmp_path):
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl cannot hold a figure that is not finite"):
         records.write_metrics(tmp_path, [{"loss": float("nan")}])
 
 

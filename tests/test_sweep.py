@@ -456,11 +456,11 @@ def test_a_failed_run_is_told_and_the_others_finish(call):
 
 
 def test_a_full_disk_leaves_no_promise_of_more(call, monkeypatch):
-    def full(path, *rest, **named):
+    def full(path):
         path.touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("acert.experiments.sweeps.sweep.fresh", full)
     status, _, err = call("--model", "mlp", *TINY[:2], "--device", "cpu", "--out", "out",
         "--set", "learning_rate=Constant(constant_rate=1e30)")  # fmt: skip
     assert status == 1
