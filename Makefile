@@ -59,7 +59,7 @@ soak: $(READY) ## soundness with millions of points; rewrites the committed reco
 # atheris guides the inputs; it is needed for nothing else.
 fuzz: export OMP_NUM_THREADS = 1
 fuzz: $(READY) ## ten minutes of hostile files for every reader; rewrites the committed record
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt ".[fuzz]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt atheris
 	$(BIN)/python benchmarks/fuzz.py
 
 bench: $(READY) ## time and memory of bound passes and certification

@@ -107,18 +107,17 @@ def watch(
     bait = _bait(work)
     board = _Board()
     result = Result(guided=driver is not mutated)
-    # At least two seconds: a process in which seeds alone take longer has shown nothing.
     start, end = time.monotonic(), time.monotonic() + seconds
     for restart in range(_MOST_RESTARTS + 1):
         left = end - time.monotonic()
-        if restart and left < 1:
+        if restart and left < 0:
             break
         with warnings.catch_warnings():
             # Of threads that may hold locks; those of torch and of a test runner do not here.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _child(reader, work, board, limits, driver, max(left, 1.0), seed + restart)
+            _child(reader, work, board, limits, driver, max(left, 0.1), seed + restart)
         status = _waited(
             pid, board, end + 2 * limits.seconds, lambda: progress and progress(
                 min(1.0, (time.monotonic() - start) / seconds), board.inputs),
@@ -150,6 +149,8 @@ def mutated(one: Callable[[bytes], None], corpus: Path, seconds: float, seed: in
     seeds = [path.read_bytes() for path in sorted(corpus.iterdir())]
     for content in seeds:
         one(content)
+        if time.monotonic() > end:
+            return
     while time.monotonic() < end:
         changed = bytearray(rng.choice(seeds))
         for _ in range(rng.choice((1, 1, 2, 4, 8, 32))):

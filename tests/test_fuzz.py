@@ -1,8 +1,8 @@
 """The fuzzer sees what it looks for: planted crashes, hangs, memory, and what is outside."""
 
 import json
+import mmap
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -16,8 +16,14 @@ from benchmarks.fuzz_watch import Limits, Reader, mutated, watch
 from acert.errors import RunError
 
 
-def watched(tmp_path, read, *, seconds=1.0, limits=None, seeds=(b"seed",)):
+def held():
+    """Bytes of this process now: the others begin with as many."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def watched(tmp_path, read, *, seconds=0.4, limits=None, seeds=(b"seed",)):
     reader = Reader("planted", lambda folder: list(seeds), read)
+    limits = limits or Limits(bytes=held() + 2**30)
     return watch(
         reader, tmp_path / "work", seconds=seconds, seed=1, driver=mutated, limits=limits
     )  # fmt: skip
@@ -40,7 +46,7 @@ def test_a_sound_reader_passes(tmp_path):
     assert found.rejected > 100
     assert found.accepted > 0
     assert 0 < found.slowest_s < 1
-    assert found.before_mib <= found.peak_mib < 1024
+    assert 0 < found.before_mib <= found.peak_mib
 
 
 def test_a_planted_crash_is_found_once_with_its_input(tmp_path):
@@ -70,7 +76,7 @@ def test_a_planted_hang_is_found(tmp_path):
         while not first(content):
             time.sleep(0.01)
 
-    (failure,) = watched(tmp_path, read, limits=Limits(seconds=0.3)).failures
+    (failure,) = watched(tmp_path, read, limits=Limits(seconds=0.3, bytes=held() + 2**30)).failures
     assert failure["kind"] == "hang"
     assert failure["what"].startswith("more than 0.3 s in test_fuzz.py:")
 
@@ -80,8 +86,7 @@ def test_planted_memory_is_found(tmp_path):
         if not first(content):
             bytearray(200 * 2**20)  # zeros that are written, unlike those of numpy
 
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    limits = Limits(bytes=held + 100 * 2**20)
+    limits = Limits(bytes=held() + 100 * 2**20)
     found = watched(tmp_path, read, limits=limits)
     assert [one["kind"] for one in found.failures] == ["memory"]
     assert found.peak_mib * 2**20 > limits.bytes
@@ -149,10 +154,9 @@ def test_mutations_are_those_of_their_seed(tmp_path):
     assert len(set(found[0])) > 20
 
 
-@pytest.mark.slow
-def test_every_reader_takes_its_seeds_and_refuses_the_rest(tmp_path, capsys):
+def test_every_reader_takes_its_seeds_and_refuses_the_rest(tmp_path):
     """In another process: readers of official files are told of smaller ones."""
-    words = [sys.executable, fuzz.__file__, "--blind", "--seconds", "4"]
+    words = [sys.executable, fuzz.__file__, "--blind", "--seconds", "1"]
     places = ["--out", str(tmp_path / "fuzz.json"), "--work", str(tmp_path / "work")]
     done = subprocess.run([*words, *places], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

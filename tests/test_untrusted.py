@@ -197,8 +197,8 @@ def test_a_long_header_of_tensors_is_not_parsed(run, monkeypatch):
     content = bytearray(weights.read_bytes())
     content[:8] = (2000).to_bytes(8, "little")
     weights.write_bytes(content)
-    monkeypatch.setenv("ACERT_MAX_BYTES", str(256 * 1999))
-    with pytest.raises(ValueError, match="header declares 2000 bytes; set ACERT_MAX_BYTES=512000"):
+    monkeypatch.setenv("ACERT_MAX_BYTES", str(1024 * 1999))
+    with pytest.raises(ValueError, match="header declares 2000 bytes; set ACERT_MAX_BYTES=2048000"):
         check_header(weights)
     with pytest.raises(RunError, match=r"model\.safetensors is missing or damaged"):
         load_model(run)
@@ -508,11 +508,11 @@ def test_deep_json_is_refused(run, depth):
 
 
 def test_long_text_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setenv("ACERT_MAX_BYTES", str(256 * 100))
+    monkeypatch.setenv("ACERT_MAX_BYTES", str(1024 * 100))
     (tmp_path / "long.json").write_text("1" * 101)
-    with pytest.raises(ValueError, match="more than 100 bytes; set ACERT_MAX_BYTES=25856"):
+    with pytest.raises(ValueError, match="more than 100 bytes; set ACERT_MAX_BYTES=103424"):
         read_text(tmp_path / "long.json")
-    monkeypatch.setenv("ACERT_MAX_BYTES", "25856")
+    monkeypatch.setenv("ACERT_MAX_BYTES", "103424")
     assert len(read_text(tmp_path / "long.json")) == 101
 
 
