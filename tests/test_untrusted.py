@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import pickle
 import shutil
@@ -21,7 +22,8 @@ from acert import cli, data, records
 from acert.data import tinyimagenet
 from acert.errors import AcertError, DataError, InvalidInput, RunError
 from acert.experiments.budget import measured
-from acert.experiments.paper.publication import publish
+from acert.experiments.paper.publication import publish, read_record
+from acert.experiments.paper.reproduction import jobs, seconds_needed
 from acert.experiments.paper.root_steps import RootSteps
 from acert.experiments.paper.rows import selected
 from acert.experiments.run import resume_run
@@ -398,6 +400,40 @@ def test_figures_too_large_for_a_float_are_left_out_or_named(tmp_path):
         records.write_metrics(tmp_path, records.read_metrics(folder))
 
 
+def test_an_epoch_that_no_array_holds_is_damage(tmp_path):
+    folder = make_run(tmp_path / "run")
+    make_run(tmp_path / "good", seed=1)
+    (folder / "metrics.jsonl").write_text(f'{{"epoch": {HUGE}, "loss": 1}}')
+    (complaint,) = collect([tmp_path]).complaints
+    assert complaint.endswith("metrics.jsonl is damaged in line 1: no epoch")
+
+
+def test_a_radius_of_a_plan_that_no_float_holds_is_damage(tmp_path):
+    make_plan().record(tmp_path)
+    plan = records.read_sweep(tmp_path)
+    plan["runs"][0]["certify_to"] = HUGE
+    records.write_sweep(tmp_path, plan)
+    assert "sweep.json is damaged" in make_plan().placed(tmp_path).notes[0]
+
+
+def test_a_command_with_half_a_quote_is_not_published(tmp_path):
+    training = selected(["mnist"])[0].training
+    run = made_run(tmp_path / "run", training, environment={"command": "acert train 'x"})
+    assert records.read_environment(publish(run, tmp_path / "results"))["command"] is None
+    run = made_run(tmp_path / "other", training, environment={"seconds": HUGE})
+    with pytest.raises(RunError, match=r"env\.json is damaged: `seconds` must be a number"):
+        read_record(run)
+
+
+@pytest.mark.parametrize("seconds", [HUGE, "soon", None, [1]])
+def test_a_run_whose_epochs_have_no_times_was_not_measured(tmp_path, seconds):
+    job = jobs(selected(["mnist"])[:1], [])[0]
+    run = made_run(tmp_path / "run", job.training)
+    rows = [row | {"seconds": seconds} for row in records.read_metrics(run)]
+    records.write_metrics(run, rows[:2])
+    assert seconds_needed(job, [], hardware="a GPU", run=run) is None
+
+
 def test_root_steps_without_end_are_damage(tmp_path):
     run = made_run(tmp_path / "run", selected(["mnist"])[0].training)
     (run / "root-steps.json").write_text('{"schema": Infinity}')
@@ -410,6 +446,8 @@ def test_times_that_are_text_measure_nothing(tmp_path):
         tmp_path / "run", selected(["mnist"])[0].training,
         environment={"certification_seconds": "soon"},
     )  # fmt: skip
+    assert measured(run) is None
+    records.write_environment(run, {"device": "cpu", "seconds": math.inf})
     assert measured(run) is None
 
 

@@ -204,7 +204,7 @@ def _history(folder: Path) -> dict[str, Track]:
     points: dict[str, list[tuple[int, float]]] = {}
     for number, row in enumerate(records.read_metrics(folder), start=1):
         epoch = row.get("epoch")
-        if not isinstance(epoch, int):
+        if not isinstance(epoch, int) or not 0 <= epoch < 2**62:
             raise RunError(f"{folder / records.METRICS} is damaged in line {number}: no epoch")
         for name, value in row.items():
             if name not in _NO_CURVE and _is_number(value):

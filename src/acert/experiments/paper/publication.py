@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,9 +199,14 @@ def _check_times(record: Record) -> None:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     for name in ("seconds", "certification_seconds"):
         value = record.environment.get(name)
-        if value is not None and not isinstance(value, (int, float)):
+        if value is not None and not _is_time(value):
             path = record.folder / records.ENVIRONMENT
             raise RunError(f"{path} is damaged: `{name}` must be a number; got {value!r}")
+
+
+def _is_time(value: object) -> bool:
+    # Compared, since JSON has whole numbers that no float holds.
+    return isinstance(value, (int, float)) and 0 <= value <= sys.float_info.max
 
 
 def _folders(results: Path) -> list[Path]:
@@ -222,7 +228,10 @@ def _without_places(environment: dict[str, Any]) -> dict[str, Any]:
     command = environment.get("command")
     if not isinstance(command, str):
         return environment
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quote without its end, which no command of ours has
+        return environment | {"command": None}
     for at, word in enumerate(words):
         if word == "--data-dir" and at + 1 < len(words):
             words[at + 1] = "DATA"

@@ -82,7 +82,7 @@ class Plan:
             raise
         except RunError as error:
             return replace(self, notes=(*self.notes, f"{error}: the plan is recorded anew"))
-        except (KeyError, TypeError, ValueError):
+        except (ArithmeticError, KeyError, TypeError, ValueError):
             note = f"{out / records.SWEEP} is damaged: the plan is recorded anew"
             return replace(self, notes=(*self.notes, note))
         placed = tuple(
