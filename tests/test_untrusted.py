@@ -232,6 +232,12 @@ def test_a_member_cannot_hold_more_than_it_declares(tmp_path):
         read_member(archive, archive.getinfo("a.txt"))
 
 
+def test_nor_less(tmp_path):
+    path = lying(tmp_path, "a.txt", b"short", file_size=100)
+    with opened_zip(path) as archive, pytest.raises(ValueError, match="as many bytes as it decl"):
+        read_member(archive, archive.getinfo("a.txt"))
+
+
 def test_nor_be_larger_than_its_file(tmp_path):
     path = lying(tmp_path, "x.npy", b"short", file_size=2**31, compress_size=2**31)
     with little_memory(), pytest.raises(ValueError, match="declares more bytes than it can hold"):
