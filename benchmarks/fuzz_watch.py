@@ -214,6 +214,7 @@ def _child(
         os.dup2(log, 1)
         os.dup2(log, 2)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        faulthandler.disable()  # a test runner's would tell of a planted crash on its terminal
         warnings.simplefilter("ignore")
         # The machine survives whatever is asked for; what is too much is judged below.
         pages = int(Path("/proc/self/statm").read_text().split()[0])
