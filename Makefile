@@ -14,7 +14,7 @@ PYTHON ?= $(firstword $(foreach python,python3.11 python3 python,$(shell \
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test wheel soak bench format clean
+.PHONY: help setup demo test wheel soak fuzz bench format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -55,6 +55,12 @@ wheel: $(READY) ## build sdist and wheel, import the wheel in a throw-away envir
 
 soak: $(READY) ## soundness with millions of points; rewrites the committed record
 	$(BIN)/python benchmarks/soak.py
+
+# atheris guides the inputs; it is needed for nothing else.
+fuzz: export OMP_NUM_THREADS = 1
+fuzz: $(READY) ## ten minutes of hostile files for every reader; rewrites the committed record
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt atheris
+	$(BIN)/python benchmarks/fuzz.py
 
 bench: $(READY) ## time and memory of bound passes and certification
 	$(BIN)/python benchmarks/bounds.py

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import save_file
 
 import acert
@@ -295,15 +296,20 @@ def test_own_weights(call):
         )
         assert status == 0
         outs.append(out)
-    assert outs[0] == outs[1]
+    torch.save(my_models.ready.state_dict(), "net.pt")
+    words = ["--model", "my_models:ready", "--weights", "net.pt"]
+    outs.append(call("certify", *words, *rest)[1])
+    assert outs[0] == outs[1] == outs[2]
     assert records.read_certificates(Path("o"))["max_radius"] == 0.1
     weights = {name: value[:1] for name, value in my_models.ready.state_dict().items()}
     save_file({name: value.clone() for name, value in weights.items()}, "short.safetensors")
     Path("junk.safetensors").write_bytes(b"junk")
+    Path("junk.pt").write_bytes(b"junk")
     for file, message in (
         ("short.safetensors", "short.safetensors does not fit the model: 1.bias has (1,)"),
         ("junk.safetensors", "junk.safetensors is no safetensors file"),
         ("none.safetensors", "the weights none.safetensors are missing"),
+        ("junk.pt", "junk.pt is no state dict that can be read"),
     ):
         words = ["--model", "my_models:ready", "--weights", file]
         assert message in refused(call("certify", *words, *rest))

@@ -123,9 +123,12 @@ def test_sizes_and_digests(tmp_path: Path) -> None:
         check_digest(path, stream, algorithm="md5", expected=MD5)
 
 
-def test_zeros_refuses_what_no_memory_holds() -> None:
+def test_zeros_refuses_what_no_memory_holds(monkeypatch) -> None:
     found = zeros((2, 3), source=Path("x"))
     assert found.dtype == np.uint8
+    with pytest.raises(DataError, match=r"images .*declares 4294967297 bytes, more than"):
+        zeros((2**32 + 1,), source=Path("images"))
+    monkeypatch.setenv("ACERT_MAX_BYTES", str(2**90))
     for shape in ((2**50,), (2**40, 2**40)):
         with pytest.raises(DataError, match=r"images does not fit in memory"):
             zeros(shape, source=Path("images"))

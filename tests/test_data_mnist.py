@@ -126,3 +126,11 @@ def test_a_header_that_declares_too_much_takes_no_memory(raw: Path, tmp_path: Pa
     path.write_bytes(gzip.compress(header + bytes(50_000_000), compresslevel=1))
     with pytest.raises(DataError, match=r"its header is not that of"):
         data.load("mnist", data_dir=tmp_path)
+
+
+def test_a_file_far_longer_than_the_official_one_is_not_unpacked(raw: Path, tmp_path: Path) -> None:
+    """A name in gzip's header without an end would be looked for byte by byte."""
+    path = raw / "train-images-idx3-ubyte.gz"
+    path.write_bytes(b"\x1f\x8b\x08\x08" + bytes(6) + 2_000_000 * b"a")
+    with pytest.raises(DataError, match=r"ubyte\.gz is damaged: 2000010 bytes are too many"):
+        data.load("mnist", data_dir=tmp_path)

@@ -137,7 +137,7 @@ def test_headers_are_checked_before_memory_is_taken(
 
 def test_declared_sizes_and_methods_of_the_zip_are_checked(path: Path) -> None:
     pack(path, header((9,)) + bytes(9), zipfile.ZIP_BZIP2)
-    with pytest.raises(DataError, match=r"x_train is packed in a way that numpy does not use"):
+    with pytest.raises(DataError, match=r"x_train .*packed in a way that numpy does not use"):
         read_arrays(path, ("x_train",))
     pack(path, header((9,)) + bytes(9))
     content = bytearray(path.read_bytes())
@@ -145,7 +145,7 @@ def test_declared_sizes_and_methods_of_the_zip_are_checked(path: Path) -> None:
     start = content.index(b"PK\x01\x02") + 24
     content[start : start + 4] = (2**31).to_bytes(4, "little")
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"x_train declares more bytes than it can"):
+    with pytest.raises(DataError, match=r"x_train .*declares more bytes than it can"):
         read_arrays(path, ("x_train",))
 
 

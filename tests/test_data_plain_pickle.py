@@ -135,6 +135,7 @@ def test_what_is_not_plain_data_is_refused(content: bytes, message: str) -> None
         (b"(J\xff\xff\xff\xffK\x3ct", "not made of sizes"),
         (b"(\x88K\x3ct", "not made of sizes"),
         (b"K\x3c", "not made of sizes"),
+        (b"(" + 2000 * b"K\xff" + b"t", "not made of sizes"),
     ],
 )
 def test_a_shape_that_does_not_fit_its_bytes_takes_no_memory(shape: bytes, message: str) -> None:

@@ -125,7 +125,7 @@ def test_grey_images_become_colour(tree: Path, tmp_path: Path) -> None:
     assert load(tmp_path).train.images[0, :, 9, 9].tolist() == pytest.approx([100] * 3, abs=2)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "other"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "other", "label"])
 def test_a_damaged_cache_is_decoded_again_and_said(tree: Path, tmp_path: Path, damage: str) -> None:
     load(tmp_path)
     cache = tmp_path / "tiny-imagenet-200-train.npz"
@@ -135,6 +135,9 @@ def test_a_damaged_cache_is_decoded_again_and_said(tree: Path, tmp_path: Path, d
     elif damage == "flip":
         content[5000] ^= 1
         cache.write_bytes(content)
+    elif damage == "label":
+        kept = npz.read_arrays(cache, ("images", "classes"))
+        np.savez(cache, images=kept["images"], classes=kept["classes"], labels=np.full(12, 3))
     else:
         np.savez(cache, images=np.zeros((2, 3, 64, 64), np.uint8))
     with pytest.warns(UserWarning, match=r"tiny-imagenet-200-train.npz.*decoding the images again"):

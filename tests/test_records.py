@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -104,7 +105,6 @@ def test_create_says_why_a_folder_cannot_be_made(tmp_path):
     [
         (records.write_config, records.read_config),
         (records.write_environment, records.read_environment),
-        (records.write_local, records.read_local),
     ],
 )
 def test_json_comes_back_with_the_schema(tmp_path, write, read):
@@ -114,6 +114,24 @@ def test_json_comes_back_with_the_schema(tmp_path, write, read):
 
 def test_local_facts_may_be_missing(tmp_path):
     assert records.read_local(tmp_path) == {}
+    assert records.place_of_data(tmp_path) is None
+
+
+def test_the_place_of_the_data_is_believed_where_the_run_was_made(tmp_path):
+    run, moved, copied = tmp_path / "run", tmp_path / "moved", tmp_path / "copied"
+    run.mkdir()
+    records.write_local(run, {"data_dir": "/data"})
+    assert records.place_of_data(run) == "/data"
+    run.rename(moved)
+    assert records.place_of_data(moved) == "/data"
+    shutil.copytree(moved, copied)
+    with pytest.raises(RunError, match=r"copied was made elsewhere, with its data in /data: say"):
+        records.place_of_data(copied)
+    records.write_local(copied, {"data_dir": None})
+    assert records.place_of_data(copied) is None
+    records.write_local(copied, {"data_dir": 5})
+    with pytest.raises(RunError, match=r"local\.json is damaged: `data_dir` must be a path; got 5"):
+        records.place_of_data(copied)
 
 
 def test_a_newer_schema_is_refused_by_name(tmp_path):
@@ -153,7 +171,7 @@ def test_metrics_come_back_row_by_row_and_exactly(tmp_path):
 
 
 def test_metrics_never_hold_nan(tmp_path):
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl cannot hold a figure that is not finite"):
         records.write_metrics(tmp_path, [{"loss": float("nan")}])
 
 

@@ -227,7 +227,7 @@ DAMAGES = {
                 margin=np.zeros(0), attack_radius=np.zeros(0)),
         "at least one",
     ),
-    "max_radius a list": (_arrays("certificates.npz", max_radius=np.ones(2)), "Error"),
+    "max_radius a list": (_arrays("certificates.npz", max_radius=np.ones(2)), "`max_radius`"),
     "labels beyond the classes": (
         _arrays("certificates.npz", label=np.full(40, 7)), "labels must be in [0, 3]; got 7 to 7"
     ),

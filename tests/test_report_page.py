@@ -582,6 +582,19 @@ def test_names_are_shown_as_text(opened, collection):
     assert tab.evaluate("document.scripts.length") == 2
 
 
+def test_a_script_in_the_name_of_a_run_is_shown_as_text(tmp_path, opened):
+    # The slash of its end is that between two folders.
+    name = "<script>document.title='hit'</script>"
+    make_run(tmp_path / "runs" / name)
+    make_run(tmp_path / "runs" / "<img src=x onerror=\"document.title='hit'\">", seed=1)
+    tab = opened(at=write_page(collect([tmp_path / "runs"]), tmp_path / "page")[0].as_uri())
+    tab.get_by_role("button", name="Single runs").click()
+    assert name in _column(tab, "Run")
+    assert tab.title() == "Accuracy and certified robustness on digits"
+    assert tab.evaluate("document.scripts.length") == 2
+    assert tab.locator("img[src=x]").count() == 0
+
+
 def test_what_was_left_out_is_said(opened):
     tab = opened()
     assert "broken/metrics.jsonl is damaged" in tab.locator("#complaints").text_content()

@@ -18,7 +18,7 @@ import pytest
 import acert
 from acert import cli, data, metrics, records
 from acert.cli import sweep as verb
-from acert.errors import DataError, InvalidInput
+from acert.errors import DataError, InvalidInput, RunError
 from acert.experiments.budget import Pace, duration, measured, spoken
 from acert.experiments.choice import chosen_experiment
 from acert.experiments.recipes import recipe, with_epochs
@@ -212,12 +212,24 @@ def test_a_damaged_plan_is_told_and_made_anew(tmp_path, text):
     assert names[-1] == "acert-k0-s0"
 
 
-def test_a_recorded_name_cannot_lead_out_of_the_folder(tmp_path):
+@pytest.mark.parametrize("name", ["../elsewhere", "..", ".", "", "/elsewhere", "a/b", "link"])
+def test_a_recorded_name_cannot_lead_out_of_the_folder(tmp_path, name):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "link").symlink_to(tmp_path)
     plan = make_plan()
-    plan.record(tmp_path)
-    text = (tmp_path / records.SWEEP).read_text()
-    (tmp_path / records.SWEEP).write_text(text.replace('"acert-k0-s0"', '"../elsewhere"'))
-    assert plan.placed(tmp_path).runs[0].name == "acert-k0-s0"
+    plan.record(out)
+    text = (out / records.SWEEP).read_text()
+    (out / records.SWEEP).write_text(text.replace('"acert-k0-s0"', f'"{name}"'))
+    assert plan.placed(out).runs[0].name == "acert-k0-s0"
+
+
+def test_a_run_of_a_sweep_cannot_be_a_link_elsewhere(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "acert-k0-s0").symlink_to(tmp_path)
+    with pytest.raises(RunError, match="acert-k0-s0 leads out of its folder"):
+        make_plan().placed(out)
 
 
 # -- time ----------------------------------------------------------------------------------
@@ -444,11 +456,11 @@ def test_a_failed_run_is_told_and_the_others_finish(call):
 
 
 def test_a_full_disk_leaves_no_promise_of_more(call, monkeypatch):
-    def full(path, *rest, **named):
+    def full(path):
         path.touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("acert.experiments.sweeps.sweep.fresh", full)
     status, _, err = call("--model", "mlp", *TINY[:2], "--device", "cpu", "--out", "out",
         "--set", "learning_rate=Constant(constant_rate=1e30)")  # fmt: skip
     assert status == 1

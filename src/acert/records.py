@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -32,7 +32,15 @@ import numpy as np
 import numpy.typing as npt
 
 from acert.errors import RunError
-from acert.untrusted import check_size, parsed_json, read_npz, read_text, within
+from acert.untrusted import (
+    check_header,
+    fresh,
+    parsed_json,
+    read_npz,
+    read_text,
+    shown,
+    within,
+)
 
 __all__ = [
     "SCHEMA",
@@ -45,6 +53,7 @@ __all__ = [
     "first_difference",
     "is_finished",
     "make_writable",
+    "place_of_data",
     "read_attacks",
     "read_certificates",
     "read_config",
@@ -100,8 +109,14 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "margin": np.float32,
     "attack_radius": np.float32,
 }
-# What holds for all samples.
-_VALUES = ("max_radius", "arithmetic", "bounds", "elide", "violations")
+# What holds for all samples, with the kinds of numpy types that may say so.
+_VALUES = {
+    "max_radius": "fiu",
+    "arithmetic": "U",
+    "bounds": "U",
+    "elide": "b",
+    "violations": "iu",
+}
 
 
 class State(NamedTuple):
@@ -143,7 +158,8 @@ def make_writable(folder: Path) -> None:
     probe = folder / ".probe.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
+        with fresh(probe):
+            pass
         probe.unlink()
     except OSError as error:
         raise RunError(f"nothing can be written to {folder}: {error.strerror or error}") from error
@@ -155,13 +171,33 @@ def is_finished(folder: Path) -> bool:
 
 
 def write_local(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Writes `local.json`, what holds on this machine only; the schema is added."""
-    _write_json(folder / LOCAL, facts)
+    """Writes `local.json`, what holds on this machine only; schema and inode are added."""
+    _write_json(folder / LOCAL, {"inode": folder.stat().st_ino, **facts})
 
 
 def read_local(folder: Path) -> dict[str, Any]:
     """What `write_local` wrote; empty where there is no such file, as in a published run."""
     return _read_json(folder / LOCAL) if (folder / LOCAL).is_file() else {}
+
+
+def place_of_data(folder: Path) -> str | None:
+    """Where the data of a run lay, from `local.json`; None if it does not say.
+
+    Refused for a folder that was not made here: a stranger's file could name any place. The
+    folder's inode tells, which stays when the folder is renamed, and which nobody can foresee.
+    """
+    facts = read_local(folder)
+    place = facts.get("data_dir")
+    if place is None:
+        return None
+    if not isinstance(place, str):
+        raise RunError(f"{folder / LOCAL} is damaged: `data_dir` must be a path; got {place!r}")
+    if facts.get("inode") != folder.stat().st_ino:
+        raise RunError(
+            f"the run in {folder} was made elsewhere, with its data in {place}: say where they "
+            "are here (--data-dir, or `data_dir` in Python)"
+        )
+    return place
 
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
@@ -198,7 +234,10 @@ def read_sweep(folder: Path) -> dict[str, Any]:
 
 def write_metrics(folder: Path, rows: Iterable[Row]) -> None:
     """Writes all rows of `metrics.jsonl` anew: a row is never half there."""
-    lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
+    try:
+        lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
+    except ValueError as error:
+        raise RunError(f"{METRICS} cannot hold a figure that is not finite: {error}") from error
     _write(folder / METRICS, "".join(lines).encode())
 
 
@@ -301,7 +340,7 @@ def _read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        check_size(within(path, path.parent).stat().st_size)
+        check_header(within(path, path.parent))
         with safe_open(path, framework="np") as file:
             facts = dict(parsed_json((file.metadata() or {})[_FACTS]))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict
@@ -356,14 +395,31 @@ def read_certificates(folder: Path) -> dict[str, Any]:
     if absent:
         raise RunError(f"{path} is damaged: it does not hold {', '.join(absent)}")
     lengths = {found[name].shape for name in _COLUMNS}
-    if len(lengths) > 1:
+    if len(lengths) > 1 or len(next(iter(lengths))) != 1:
         raise RunError(f"{path} is damaged: its columns have the shapes {sorted(lengths)}")
+    for name, kinds, shape in _wanted(next(iter(lengths))):
+        kind = found[name].dtype.kind
+        if kind not in kinds or found[name].shape != shape:
+            raise RunError(
+                f"{path} is damaged: `{name}` must not be of type {found[name].dtype} and "
+                f"shape {found[name].shape}"
+            )
     # Narrow as they are stored, a difference of two labels would wrap around.
     found |= {name: found[name].astype(np.int64) for name in ("index", "label", "prediction")}
     radius = found["radius"].astype(np.float64)
     found["radius"] = np.where(found["status"] == _TO_MAX, float(found["max_radius"]), radius)
     found["domain"] = tuple(found["domain"].tolist())
-    return found | {name: found[name].item() for name in _VALUES}
+    found |= {name: found[name].item() for name in _VALUES}
+    return found | {name: shown(found[name]) for name in ("arithmetic", "bounds")}
+
+
+def _wanted(column: tuple[int, ...]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Every array of the certificates with its kinds and its shape."""
+    for name, dtype in _COLUMNS.items():
+        yield name, "f" if issubclass(dtype, np.floating) else "iu", column
+    for name, kinds in _VALUES.items():
+        yield name, kinds, ()
+    yield "domain", "fiu", (2,)
 
 
 def _narrow(column: Array) -> Array:
@@ -419,8 +475,8 @@ def _read_arrays(path: Path) -> dict[str, Array]:
     # Everything: zipfile and zlib each raise their own.
     except Exception as error:
         raise RunError(f"{path} is damaged: {_first_line(error)}") from error
-    schema = found.pop("schema", None)
-    _check_schema(path, None if schema is None else schema.item())
+    schema = found.pop("schema", np.array(None))
+    _check_schema(path, schema.item() if schema.ndim == 0 else None)
     return found
 
 
@@ -463,7 +519,7 @@ def _write(path: Path, content: bytes, *, keep: Path | None = None) -> None:
     """The whole content or the old file, whatever happens; the old one moves to `keep`."""
     draft = path.with_name(f".{path.name}.tmp")
     try:
-        with draft.open("wb") as stream:
+        with fresh(draft) as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())

@@ -15,7 +15,7 @@ from torch import nn
 
 from acert import records
 from acert.data import Dataset, Split
-from acert.errors import InvalidInput, RunError
+from acert.errors import AcertError, InvalidInput, RunError
 from acert.experiments.experiment import Experiment, build_model, build_own, read_experiment
 from acert.experiments.override import nearest
 
@@ -113,10 +113,11 @@ def _maker(
             name=facts["name"], train=nothing, classes=classes,
             mean=tuple(facts["mean"]), std=tuple(facts["std"]), domain=tuple(facts["domain"]),
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError) as error:
+    # Everything: torch has no one error for a shape that cannot be.
+    except Exception as error:
         raise RunError(
             f"{folder / records.CONFIG} is damaged: what it says of the data is incomplete "
-            f"({type(error).__name__}: {error})"
+            f"({type(error).__name__}: {_first_line(error)})"
         ) from error
     if model is not None:
         return lambda: build_own(model, shape, len(classes))
@@ -124,4 +125,21 @@ def _maker(
         raise InvalidInput(
             f"`model` must be given for {folder}: the run was made with {network.name}"
         )
-    return lambda: build_model(network, dataset, seed=0)
+
+    def build() -> nn.Module:
+        try:
+            return build_model(network, dataset, seed=0)
+        except AcertError:
+            raise
+        # Everything: sizes and numbers come from a file, and each layer has errors of its own.
+        except Exception as error:
+            raise RunError(
+                f"{folder / records.CONFIG} is damaged: its network cannot be built "
+                f"({type(error).__name__}: {_first_line(error)})"
+            ) from error
+
+    return build
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

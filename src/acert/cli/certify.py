@@ -26,11 +26,12 @@ from acert.cli.flags import (
     own_model,
 )
 from acert.data import Split
-from acert.errors import InvalidInput, RunError
+from acert.errors import InvalidInput
 from acert.evaluation import Certificates, certify
 from acert.experiments.experiment import build_own
 from acert.experiments.run import record_certification
 from acert.processes import join, local_device
+from acert.state_dict import read_state_dict
 from acert.zoo import load_model, load_weights, run_experiment, run_folder
 
 __all__ = ["add", "with_weights"]
@@ -68,7 +69,7 @@ def add(verbs: Any) -> Parser:
     add("--max-radius", type=as_number, help="largest radius looked for (default: the run's)")
     add("--batch-size", type=int, help="samples held in memory at a time")
     add("--model", help="package.module:factory, or :model, of your own")
-    add("--weights", type=Path, help="safetensors file of your own model")
+    add("--weights", type=Path, help="safetensors file, or .pt state dict, of your own model")
     add("--dataset", help="data set for your own model")
     add("--out", type=Path, help="folder for the certificates (default: the run's)")
     add("--attack", action="store_true", help="attack every sample by PGD: an upper bound beside "
@@ -96,7 +97,7 @@ def _certify(options: argparse.Namespace) -> int:
                 f"the run in {folder} needs its own model again: --model {experiment.network.name}"
             )
         model = load_model(folder, device=device, model=factory)
-        data_dir = options.data_dir or records.read_local(folder).get("data_dir")
+        data_dir = options.data_dir or records.place_of_data(folder)
         found = data.facts(name, data_dir=data_dir).domain
         if found != settings.domain:
             raise InvalidInput(
@@ -228,14 +229,6 @@ def with_weights(options: argparse.Namespace, split: Split, classes: int | None)
                 f"say how many classes there are; got {options.model}"
             )
         model = build_own(model, tuple(split.images.shape[1:]), classes)
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file  # numpy has no bfloat16
-
-    if not options.weights.is_file():
-        raise RunError(f"the weights {options.weights} are missing: there is no such file")
-    try:
-        arrays = load_file(options.weights)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{options.weights} is no safetensors file: {error}") from error
+    arrays = read_state_dict(options.weights)
     load_weights(model, arrays, source=options.weights)
     return model

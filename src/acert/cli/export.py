@@ -16,7 +16,7 @@ from acert.cli.certify import with_weights
 from acert.cli.flags import Parser, add_verb, as_number, own_model
 from acert.data import Split
 from acert.deploy import CertifiedClassifier, write_benchmark, write_certified, write_plain
-from acert.errors import InvalidInput
+from acert.errors import InvalidInput, RunError
 from acert.zoo import load_model, run_experiment, run_folder
 
 __all__ = ["add"]
@@ -50,7 +50,7 @@ def add(verbs: Any) -> Parser:
     add("--max-radius", type=as_number, help="largest radius looked for (default: the run's)")
     add("--steps", type=int, default=20, help="bisections of [0, max_radius] (default: 20)")
     add("--model", help="package.module:factory, or :model, of your own")
-    add("--weights", type=Path, help="safetensors file of your own model")
+    add("--weights", type=Path, help="safetensors file, or .pt state dict, of your own model")
     add("--dataset", help="data set for your own model")
     add("--data-dir", type=Path, help="where the data are ($ACERT_DATA_DIR)")
     return parser
@@ -67,7 +67,7 @@ class _Subject:
     domain: tuple[float, float]
     max_radius: float
     elide: bool
-    data_dir: Path | None
+    data_dir: Path | str | None
     record: dict[str, Any]
 
     def examples(self) -> Tensor:
@@ -140,14 +140,22 @@ def _from_run(options: argparse.Namespace) -> _Subject:
     settings = experiment.settings
     return _Subject(
         model=model, name=folder.name, dataset=experiment.dataset,
-        shape=tuple(config["data"]["input_shape"]), domain=settings.domain,
+        shape=_input_shape(folder, config), domain=settings.domain,
         max_radius=settings.max_radius if options.max_radius is None else options.max_radius,
         elide=settings.elide,
-        data_dir=options.data_dir or records.read_local(folder).get("data_dir"),
+        data_dir=options.data_dir or records.place_of_data(folder),
         # Not the command, which may name folders of the machine it ran on.
         record={"experiment": config["experiment"]}
         | {key: environment[key] for key in ("commit", "acert", "torch") if key in environment},
     )  # fmt: skip
+
+
+def _input_shape(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    data_facts = config.get("data")
+    shape = data_facts.get("input_shape") if isinstance(data_facts, dict) else None
+    if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
+        raise RunError(f"{folder / records.CONFIG} is damaged: `input_shape` cannot be {shape!r}")
+    return tuple(shape)
 
 
 def _own(options: argparse.Namespace) -> _Subject:

@@ -18,6 +18,7 @@ from acert.experiments.paper.row import Row
 from acert.experiments.paper.rows import find, selected
 from acert.experiments.paper.standing import Standing, standing
 from acert.experiments.run import check_seed
+from acert.untrusted import shown
 
 __all__ = ["add"]
 
@@ -86,7 +87,7 @@ def _run(rows: list[Row], options: argparse.Namespace) -> int:
     device, out = chosen_device(options.device), options.out or Path("runs")
     found, complaints = read_records(options.results)
     for complaint in complaints:
-        print(f"skipped: {complaint}")
+        print(shown(f"skipped: {complaint}"))
     wanted = jobs(rows, found, seeds=options.seeds, epochs=options.epochs)
     if not wanted:
         print("nothing is missing")
@@ -103,7 +104,7 @@ def _run(rows: list[Row], options: argparse.Namespace) -> int:
         raise InvalidInput(f"`--budget` must do for one run at least; got {spoken(options.budget)}")
     _render(options.results, out)
     for line in outcome.failed:
-        print(f"failed: {line}")
+        print(shown(f"failed: {line}"))
     if outcome.left:
         print(f"left for another call: {', '.join(outcome.left)}")
     return 1 if outcome.failed else 0
@@ -111,20 +112,20 @@ def _run(rows: list[Row], options: argparse.Namespace) -> int:
 
 def _say(line: str) -> None:
     # At once: a run takes minutes, and the output may be a pipe.
-    print(line, flush=True)
+    print(shown(line), flush=True)
 
 
 def _render(results: Path, out: Path) -> None:
     written, notes = render(results, out)
     for note in notes:
-        print(note)
+        print(shown(note))
     print(f"wrote {written[0]}" + (f" and {len(written) - 1} pictures" if written[1:] else ""))
 
 
 def _list(rows: list[Row], options: argparse.Namespace) -> None:
     found, complaints = read_records(options.results)
     for complaint in complaints:
-        print(f"skipped: {complaint}")
+        print(shown(f"skipped: {complaint}"))
     width = max(len(row.id) for row in rows)
     print(f"{'row':<{width}}  {'state':<10}  {'n':>3}  {'ART paper':>9}  {'ours':>6}")
     for row in rows:

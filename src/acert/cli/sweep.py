@@ -29,6 +29,7 @@ from acert.experiments.sweeps.ray_engine import RayEngine
 from acert.experiments.sweeps.sweep import Sweep, failure_file
 from acert.methods import METHODS
 from acert.metrics import Spread, spread
+from acert.untrusted import shown
 
 __all__ = ["add"]
 
@@ -92,7 +93,7 @@ def _sweep(options: argparse.Namespace) -> int:
         arithmetic=options.arithmetic, bounds=options.bounds, command=options.command,
     )  # fmt: skip
     for note in sweep.plan.notes:
-        print(note, file=sys.stderr)
+        print(shown(note), file=sys.stderr)
     if options.plan:
         _show_plan(sweep)
         return 0
@@ -164,7 +165,7 @@ def _show_plan(sweep: Sweep) -> None:
     width = max(len(run.name) for run in runs)
     words = [sweep.standing(run) for run in runs]
     for run, word in zip(runs, words, strict=True):
-        print(f"{run.name:{width}}  {word}")
+        print(shown(f"{run.name:{width}}  {word}"))
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     print(f"{count} in {sweep.out}, {words.count('finished')} of them finished")
 
@@ -180,7 +181,7 @@ def _tell_rest(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
         file = failure_file(sweep.out, outcome.run.name)
         # It is empty if the disk was full.
         more = f" (more in {file})" if file.is_file() and file.stat().st_size else ""
-        print(f"failed: {outcome.run.name}: {outcome.reason}{more}", file=sys.stderr)
+        print(shown(f"failed: {outcome.run.name}: {outcome.reason}{more}"), file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -192,17 +193,17 @@ def _table(outcomes: Sequence[Outcome]) -> list[str]:
             groups.setdefault(tuple(outcome.run.group.values()), []).append(outcome)
     titles = list(_first(groups).group)
     # Always the method and kappa; besides what the rows differ in.
-    shown = [
+    kept = [
         column
         for column, title in enumerate(titles)
         if title in ("method", "kappa") or len({group[column] for group in groups} - {None}) > 1
     ]
-    rows = [[*(titles[column] for column in shown), "n", "Acc", "ACR", "ART"]]
+    rows = [[*(titles[column] for column in kept), "n", "Acc", "ACR", "ART"]]
     for group, members in groups.items():
         figures = [outcome.figures for outcome in members if outcome.figures is not None]
         rows.append(
             [
-                *(_cell(group[column]) for column in shown),
+                *(_cell(group[column]) for column in kept),
                 str(len(members)),
                 *(
                     _spread(spread([getattr(found, name) for found in figures]))

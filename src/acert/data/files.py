@@ -1,6 +1,7 @@
 """Where data files lie, how missing ones are fetched, and how damaged ones are told."""
 
 import hashlib
+import math
 import os
 import struct
 import tarfile
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from acert import untrusted
 from acert.errors import AcertError, DataError
 
 __all__ = ["check_digest", "check_size", "data_root", "fetched", "reading", "require", "zeros"]
@@ -93,7 +95,9 @@ def check_digest(
 
 
 def zeros(shape: tuple[int, ...], *, source: Path) -> npt.NDArray[np.uint8]:
-    """A uint8 array for the images of `source`; more than the memory holds is refused."""
+    """A uint8 array for the images of `source`; more than is allowed, or fits, is refused."""
+    with reading(source):
+        untrusted.check_size(math.prod(shape))
     try:
         return np.zeros(shape, dtype=np.uint8)
     # numpy answers with a ValueError where the size does not even fit an index.

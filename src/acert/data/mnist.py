@@ -17,6 +17,8 @@ __all__ = ["read_test", "read_train"]
 _URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 # An idx file starts with two zero bytes, the type (8: uint8) and the number of dimensions.
 _UINT8 = 8
+# What gzip may add to a file that it cannot shrink.
+_SLACK = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,10 @@ def _read(root: Path, file: _IdxFile) -> npt.NDArray[np.uint8]:
     found = plain
     if packed.is_file() or not plain.is_file():
         found = fetched(packed, url=f"{_URL}{file.name}.gz", md5=file.md5)
+    with reading(found):
+        # gzip looks for the end of a name in the header, however far that is.
+        if found.stat().st_size > expected + _SLACK:
+            raise DataError(f"{found} is damaged: {found.stat().st_size} bytes are too many")
     with reading(found), gzip.open(found) if found == packed else found.open("rb") as stream:
         start = stream.read(len(header))
         # Before the rest is read: a header that lies about its size takes no memory.

@@ -13,11 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from acert.errors import DataError
+from acert.untrusted import size_limit
 
 __all__ = ["Form", "decode", "form_of"]
 
 # Modes that hold 8 bits a channel and no transparency. A palette of colours becomes RGB.
 _CHANNELS = {"L": 1, "RGB": 3, "P": 3}
+# A pixel takes some bytes, more than once; with 4 GiB allowed this is Pillow's own limit.
+_PIXEL_SHARE = 48
 _FORMATS = ("BMP", "JPEG", "PNG", "PPM", "WEBP")
 
 
@@ -66,7 +69,8 @@ def decode(
 
 
 def _opened(content: bytes, source: Path | str, formats: Sequence[str]) -> Any:
-    pillow = _pillow()
+    pillow: Any = _pillow()
+    before, pillow.MAX_IMAGE_PIXELS = pillow.MAX_IMAGE_PIXELS, size_limit() // _PIXEL_SHARE
     try:
         with warnings.catch_warnings():
             # Pillow only warns of the smaller of the images that are too large.
@@ -80,7 +84,14 @@ def _opened(content: bytes, source: Path | str, formats: Sequence[str]) -> Any:
         pillow.DecompressionBombWarning,
     ) as error:
         detail = str(error).split(" <")[0]
+        if isinstance(error, (pillow.DecompressionBombError, pillow.DecompressionBombWarning)):
+            detail = (
+                f"it declares more than {pillow.MAX_IMAGE_PIXELS} pixels; raise "
+                f"ACERT_MAX_BYTES, {size_limit()} now, if you trust it"
+            )
         raise DataError(f"{source} is not a readable image: {detail}") from error
+    finally:
+        pillow.MAX_IMAGE_PIXELS = before
 
 
 def _form(image: Any, source: Path | str) -> Form:

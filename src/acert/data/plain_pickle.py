@@ -46,6 +46,7 @@ _INTEGERS = {b"K": "<B", b"M": "<H", b"J": "<i"}
 _STRINGS = {b"U": "<B", b"T": "<i"}
 _PUTS = {b"q": "<B", b"r": "<I"}
 _GETS = {b"h": "<B", b"j": "<I"}
+_MOST_DIMENSIONS = 8
 _TUPLES = {b")": 0, b"\x85": 1, b"\x86": 2, b"\x87": 3}
 
 
@@ -193,7 +194,9 @@ def _build(target: Any, state: Any) -> None:
     version, shape, dtype, fortran, content = state
     if version != 1 or dtype is not _UINT8 or not isinstance(content, bytes):
         raise ValueError("the state of its array is not that of uint8 numbers")
-    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
+    # Of few sizes: the product of millions of them would take hours.
+    few = isinstance(shape, tuple) and len(shape) <= _MOST_DIMENSIONS
+    if not few or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError("the shape of its array is not made of sizes")
     if math.prod(shape) != len(content):
         raise ValueError(f"its array of shape {shape} comes with {len(content)} bytes")

@@ -23,6 +23,7 @@ from acert.data.files import fetched, reading, require, zeros
 from acert.data.npz import read_arrays
 from acert.data.pictures import Form, decode
 from acert.errors import DataError
+from acert.untrusted import opened_zip, read_member, shown, within
 
 __all__ = ["read_test", "read_train"]
 
@@ -75,16 +76,19 @@ def _opened(root: Path) -> Iterator[Callable[[str], bytes]]:
     """A function from a file's name inside the tree to its content."""
     tree, packed = root / _TREE, root / f"{_TREE}.zip"
     if tree.is_dir():
-        yield lambda name: _from_folder(tree / name)
+        yield lambda name: _from_folder(tree, name)
         return
     fetched(packed, url=_URL, md5=_ZIP_MD5)
-    with reading(packed), zipfile.ZipFile(packed) as archive:
+    with reading(packed), opened_zip(packed) as archive:
         yield lambda name: _from_zip(archive, packed, name)
 
 
-def _from_folder(path: Path) -> bytes:
-    require(path)
+def _from_folder(tree: Path, name: str) -> bytes:
+    path = tree / name
     with reading(path):
+        # Names come from tables in the tree, which may be anybody's.
+        within(path, tree)
+        require(path)
         _check_limit(str(path), path.stat().st_size)
         return path.read_bytes()
 
@@ -95,7 +99,7 @@ def _from_zip(archive: zipfile.ZipFile, path: Path, name: str) -> bytes:
     except KeyError:
         raise DataError(f"{path} is damaged: it does not hold {name}") from None
     _check_limit(f"{path}: {name}", member.file_size)
-    return archive.read(member)
+    return read_member(archive, member)
 
 
 def _check_limit(name: str, size: int) -> None:
@@ -170,5 +174,8 @@ def _checked(
     }
     if {name: (array.shape, array.dtype) for name, array in arrays.items()} != expected:
         raise DataError(f"{cache} does not hold the {count} images of {_TREE}")
-    split = Split(torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"]))
-    return split, tuple(str(wnid) for wnid in arrays["classes"])
+    labels = arrays["labels"]
+    if labels.min() < 0 or labels.max() >= _CLASSES:
+        raise DataError(f"{cache} has labels that are none of the {_CLASSES} classes")
+    split = Split(torch.from_numpy(arrays["images"]), torch.from_numpy(labels))
+    return split, tuple(shown(str(wnid)) for wnid in arrays["classes"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -59,8 +60,9 @@ def measured(folder: Path) -> Measured | None:
         whole = facts["seconds"] if records.is_finished(folder) else None
         spent = sum(row["seconds"] for row in rows) if whole is None else whole
         certification = float(facts.get("certification_seconds", 0.0))
-        return Measured(facts["device"], spent / len(rows), certification)
-    except (RunError, ArithmeticError, KeyError, TypeError):
+        found = Measured(facts["device"], float(spent / len(rows)), certification)
+        return found if math.isfinite(found.epoch + found.certification) else None
+    except (RunError, ArithmeticError, KeyError, TypeError, ValueError):
         return None
 
 

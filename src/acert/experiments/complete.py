@@ -80,7 +80,7 @@ def complete_run(
             return None
         raise
     # Not before: the test set is opened once the training is over.
-    place = data_dir or records.read_local(folder).get("data_dir")
+    place = data_dir or records.place_of_data(folder)
     split = data.load_test(experiment.dataset, data_dir=place)
     where = next(run.model.parameters()).device
     began = time.monotonic()

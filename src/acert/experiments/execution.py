@@ -251,6 +251,7 @@ class Execution:
     def _restore(self, state: records.State) -> None:
         assert self.folder is not None
         tensors, facts = to_tensors(state.arrays), state.facts
+        self._check(facts)
         fitted(self.folder, lambda: self.trainer.restore(tensors, facts))
         rows = records.read_metrics(self.folder)
         if len(rows) < facts["rows"]:
@@ -264,6 +265,25 @@ class Execution:
         if state.complaint is not None:
             for listener in self.listeners:
                 listener.note(state.complaint)
+
+    def _check(self, facts: dict[str, Any]) -> None:
+        """Refuses plain facts of a state that no run of this length can have."""
+        epochs, steps = self.trainer.settings.epochs, self.trainer.total_steps
+        pending = facts.get("pending", "missing")
+        epoch = pending.get("epoch") if isinstance(pending, dict) else None
+        for name, fits in (
+            ("step", _is_count(facts.get("step"), steps)),
+            ("samples", _is_count(facts.get("samples"), 2**62)),
+            ("rows", _is_count(facts.get("rows"), epochs)),
+            ("elapsed", _is_time(facts.get("elapsed"))),
+            ("seconds", _is_time(facts.get("seconds"))),
+            ("pending", pending is None or _is_count(epoch, epochs)),
+        ):
+            if not fits:
+                raise RunError(
+                    f"the state in {self.folder} is damaged: `{name}` cannot be "
+                    f"{facts.get(name, 'missing')!r} in a run of {steps} steps"
+                )
 
     def finish(self, *, command: Sequence[str] | None) -> None:
         """Writes the weights, last of all, and what the run cost."""
@@ -344,11 +364,20 @@ def stop_on_signal(execution: Execution) -> Iterator[None]:
         give_back()
 
 
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def _is_time(value: object) -> bool:
+    # Compared, not asked whether it is finite: a whole number of JSON may be too large for that.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e15
+
+
 def fitted(folder: Path, load: Callable[[], object]) -> None:
     """Runs `load`, and says which folder holds a state that does not fit the model."""
     try:
         load()
-    except (RuntimeError, KeyError) as error:
+    except (RuntimeError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"the state in {folder} does not fit the model: {reason}") from error
 

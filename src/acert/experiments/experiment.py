@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 SCHEMA = 1
+_LARGEST = 2**63
 
 # Every class that may stand in a config; nothing else is ever built from a file.
 _ALLOWED: tuple[type, ...] = (
@@ -180,7 +181,7 @@ def from_config(config: Any) -> Any:
     if not isinstance(config, Mapping):
         return config
     name = config.get("class")
-    if name not in _CLASSES:
+    if not isinstance(name, str) or name not in _CLASSES:
         raise RunError(f"the config names an unknown class, {name!r}")
     cls = _CLASSES[name]
     known = {entry.name for entry in fields(cls)}
@@ -227,4 +228,7 @@ def _fits(value: Any, kind: Any) -> bool:
     # bool is an int to Python, and an int does for a float.
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
+    if isinstance(value, int):
+        # JSON has whole numbers of any length, and no arithmetic of ours takes them.
+        return kind in (int, float) and abs(value) < _LARGEST
+    return isinstance(value, kind)

@@ -12,6 +12,7 @@ from typing import Any, final
 from acert.errors import RunError
 from acert.records import Row
 from acert.training import Trainer
+from acert.untrusted import shown
 
 __all__ = ["Bar", "Events", "Lines", "Progress", "Silent", "display"]
 
@@ -37,7 +38,7 @@ class Progress(ABC):
 
     def note(self, text: str) -> None:
         """Something that the user should know."""
-        print(text, file=sys.stderr)
+        print(shown(text), file=sys.stderr)
 
 
 @final
@@ -126,7 +127,7 @@ class Bar(Progress):
 
     def note(self, text: str) -> None:
         """Prints above the bar."""
-        self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.bar.console.print(shown(text), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leaves the bar as it is."""

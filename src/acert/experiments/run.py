@@ -50,6 +50,7 @@ from acert.processes import ALONE, Processes
 from acert.records import Row
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius
 from acert.training import Settings, Trainer
+from acert.untrusted import check_size, within
 
 __all__ = [
     "Factory",
@@ -108,7 +109,7 @@ def train_run(
     config = {"experiment": to_config(experiment)}
     if resume:
         refuse_other(folder, "experiment", config["experiment"])
-        data_dir = data_dir or records.read_local(folder).get("data_dir")
+        data_dir = data_dir or records.place_of_data(folder)
     elif processes.first:
         records.check_free(folder)
     settings = experiment.settings
@@ -120,7 +121,7 @@ def train_run(
     chosen = available_device(device)
     with _own_surroundings(settings.seed, chosen):
         return _run(
-            _network(experiment, dataset, model), dataset, settings,
+            _network(experiment, dataset, model, judge=resume), dataset, settings,
             config=config, folder=folder, device=chosen, resume=resume,
             validate_every=experiment.validate_every,
             progress=progress, tensorboard=tensorboard, command=command, save_every=save_every,
@@ -326,7 +327,7 @@ def _run(
         if resume:
             refuse_other(folder, "data", facts)
         if tensorboard:
-            listeners.append(Events(folder / "events"))
+            listeners.append(Events(_within(folder / "events", folder)))
         if not resume:
             records.create(folder)
             records.write_config(folder, config | {"data": facts})
@@ -344,10 +345,22 @@ def _run(
 
 
 def _network(
-    experiment: Experiment, dataset: Dataset, model: nn.Module | Factory | None
+    experiment: Experiment,
+    dataset: Dataset,
+    model: nn.Module | Factory | None,
+    *,
+    judge: bool,
 ) -> nn.Module:
+    """The network to be trained; with `judge`, its size comes from a file and is judged first."""
     seed, network = experiment.settings.seed, experiment.network
     if model is None:
+        if judge:
+            with torch.device("meta"):  # takes no memory
+                draft = build_model(network, dataset, seed=seed)
+            try:
+                check_size(sum(p.numel() * p.element_size() for p in draft.parameters()))
+            except ValueError as error:
+                raise RunError(f"the network of the config is too large: {error}") from error
         return build_model(network, dataset, seed=seed)
     if isinstance(model, nn.Module):
         return model
@@ -364,6 +377,13 @@ def _with_validation(dataset: Dataset, split: Split) -> Dataset:
             f"labels up to {dataset.num_classes - 1}; got {shape} and {largest}"
         )
     return replace(dataset, validation=split)
+
+
+def _within(path: Path, folder: Path) -> Path:
+    try:
+        return within(path, folder)
+    except ValueError as error:
+        raise RunError(f"{path} cannot be written: {error}") from error
 
 
 def _as_tuple(value: Any) -> Any:

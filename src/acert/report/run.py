@@ -6,7 +6,7 @@ Histories are thinned, so that a page with hundreds of runs stays light.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,7 +159,12 @@ def _value(path: Path, parent: Mapping[str, Any], key: str, kind: type) -> Any:
 
 def _is_number(value: object) -> TypeGuard[int | float]:
     """Whether it is one that can be drawn: NaN is a float to JSON, and a bool an int to Python."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    # Compared: whether an integer of a thousand digits is finite cannot be asked.
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
 
 
 def _root_steps(path: Path, solver: object) -> int | None:
@@ -199,7 +204,7 @@ def _history(folder: Path) -> dict[str, Track]:
     points: dict[str, list[tuple[int, float]]] = {}
     for number, row in enumerate(records.read_metrics(folder), start=1):
         epoch = row.get("epoch")
-        if not isinstance(epoch, int):
+        if not isinstance(epoch, int) or not 0 <= epoch < 2**62:
             raise RunError(f"{folder / records.METRICS} is damaged in line {number}: no epoch")
         for name, value in row.items():
             if name not in _NO_CURVE and _is_number(value):

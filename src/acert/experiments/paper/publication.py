@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from acert.errors import AcertError, InvalidInput, RunError
 from acert.evaluation import Certificates
 from acert.experiments.experiment import Experiment, read_experiment
 from acert.experiments.paper.root_steps import RootSteps
+from acert.untrusted import fresh, parsed_json, read_text, within
 
 __all__ = [
     "RECORD_LIMIT",
@@ -106,8 +108,9 @@ def publish(run: Path, results: Path, *, name: str | None = None) -> Path:
     records.write_certificates(draft, records.read_certificates(run))
     if (run / records.EXAMPLES).is_file():
         records.write_examples(draft, _fewer(records.read_examples(run)))
-    if (run / ROOT_STEPS).is_file():
-        shutil.copyfile(run / ROOT_STEPS, draft / ROOT_STEPS)
+    steps = _read_root_steps(run)
+    if steps is not None:
+        write_root_steps(draft, steps)
     size = folder_size(draft)
     rest = folder_size(results) - size - folder_size(folder)
     for what, bytes_, limit in (
@@ -151,7 +154,8 @@ def read_records(results: Path) -> tuple[list[Record], list[str]]:
 def write_root_steps(run: Path, found: RootSteps) -> None:
     """Writes `root-steps.json` into a run folder."""
     draft = run / f".{ROOT_STEPS}.tmp"
-    draft.write_text(json.dumps({"schema": records.SCHEMA, **vars(found)}) + "\n", encoding="utf-8")
+    with fresh(draft) as stream:
+        stream.write((json.dumps({"schema": records.SCHEMA, **vars(found)}) + "\n").encode())
     draft.replace(run / ROOT_STEPS)
 
 
@@ -165,9 +169,9 @@ def _read_root_steps(folder: Path) -> RootSteps | None:
     if not path.is_file():
         return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parsed_json(read_text(within(path, folder)))
         schema, found = int(value["schema"]), RootSteps.from_json(value)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     if schema > records.SCHEMA:
         raise RunError(
@@ -195,9 +199,14 @@ def _check_times(record: Record) -> None:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     for name in ("seconds", "certification_seconds"):
         value = record.environment.get(name)
-        if value is not None and not isinstance(value, (int, float)):
+        if value is not None and not _is_time(value):
             path = record.folder / records.ENVIRONMENT
             raise RunError(f"{path} is damaged: `{name}` must be a number; got {value!r}")
+
+
+def _is_time(value: object) -> bool:
+    # Compared, since JSON has whole numbers that no float holds.
+    return isinstance(value, (int, float)) and 0 <= value <= sys.float_info.max
 
 
 def _folders(results: Path) -> list[Path]:
@@ -219,7 +228,10 @@ def _without_places(environment: dict[str, Any]) -> dict[str, Any]:
     command = environment.get("command")
     if not isinstance(command, str):
         return environment
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quote without its end, which no command of ours has
+        return environment | {"command": None}
     for at, word in enumerate(words):
         if word == "--data-dir" and at + 1 < len(words):
             words[at + 1] = "DATA"

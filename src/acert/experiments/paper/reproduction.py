@@ -123,7 +123,9 @@ def seconds_needed(
     settings = job.experiment.settings
     try:
         rows = records.read_metrics(run) if run is not None else []
-    except RunError:  # training says so, or writes them anew from its state
+        _ = [float(row["seconds"]) for row in rows]
+    # Training says so, or writes them anew from its state.
+    except (RunError, ArithmeticError, KeyError, TypeError, ValueError):
         rows = []
     similar = [
         record

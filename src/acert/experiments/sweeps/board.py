@@ -11,6 +11,7 @@ from typing import Any, final
 from acert.evaluation import Evaluation
 from acert.experiments.budget import spoken
 from acert.experiments.sweeps.plan import PlannedRun
+from acert.untrusted import shown
 
 __all__ = ["Board", "BoardBar", "BoardLines", "Outcome", "board"]
 
@@ -74,7 +75,7 @@ class BoardLines(Board):
 
     def note(self, text: str) -> None:
         """Prints it."""
-        print(text, file=sys.stderr, flush=True)
+        print(shown(text), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Shows nothing."""
@@ -127,7 +128,7 @@ class BoardBar(Board):
 
     def note(self, text: str) -> None:
         """Prints above the bar."""
-        self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.bar.console.print(shown(text), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leaves the bar as it is."""

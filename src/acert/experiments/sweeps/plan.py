@@ -73,7 +73,7 @@ class Plan:
             names = {
                 json.dumps(entry["experiment"]): entry["name"]
                 for entry in recorded
-                if Path(entry["name"]).name == entry["name"]
+                if _is_name(entry["name"], out)
             }
             radii = [
                 (entry["experiment"]["dataset"], float(entry["certify_to"])) for entry in recorded
@@ -82,7 +82,7 @@ class Plan:
             raise
         except RunError as error:
             return replace(self, notes=(*self.notes, f"{error}: the plan is recorded anew"))
-        except (KeyError, TypeError, ValueError):
+        except (ArithmeticError, KeyError, TypeError, ValueError):
             note = f"{out / records.SWEEP} is damaged: the plan is recorded anew"
             return replace(self, notes=(*self.notes, note))
         placed = tuple(
@@ -95,6 +95,9 @@ class Plan:
             )
             for run in self.runs
         )
+        for run in placed:
+            if not _is_name(run.name, out):
+                raise RunError(f"{out / run.name} leads out of its folder: remove that link")
         return replace(self, runs=placed)
 
     def record(self, out: Path) -> None:
@@ -112,9 +115,9 @@ class Plan:
         }
         try:
             before = [dict(entry) for entry in records.read_sweep(out)["runs"]]
+            kept = [entry for entry in before if entry.get("name") not in mine]
         except (RunError, KeyError, TypeError, ValueError):
-            before = []
-        kept = [entry for entry in before if entry.get("name") not in mine]
+            kept = []
         records.write_sweep(out, {"runs": [*kept, *entries.values()]})
 
 
@@ -258,6 +261,13 @@ def _notes(
 def _steps(experiment: Experiment) -> int | None:
     solver = to_config(experiment.settings.method).get("solver")
     return None if solver is None else int(solver["max_steps"])
+
+
+def _is_name(name: str, out: Path) -> bool:
+    """Whether it names a folder right in `out`, which no link leads out of."""
+    if name in ("", ".", "..") or Path(name).name != name:
+        return False
+    return (out / name).resolve().parent == out.resolve()
 
 
 def _config(run: PlannedRun) -> str:

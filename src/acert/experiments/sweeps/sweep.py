@@ -26,6 +26,7 @@ from acert.experiments.sweeps.board import Board, Outcome
 from acert.experiments.sweeps.engine import Engine
 from acert.experiments.sweeps.plan import Plan, PlannedRun
 from acert.experiments.sweeps.worker import Report, Task
+from acert.untrusted import fresh
 
 __all__ = ["Sweep", "failure_file"]
 
@@ -192,8 +193,8 @@ class Sweep:
             reason = "not one epoch was done in time" if need is None else _too_long(need)
             return Outcome(run=run, kind="left out", reason=reason, seconds=seconds)
         # Told at the end anyway, if the disk is full.
-        with suppress(OSError):
-            file.write_text(report.details or report.reason, encoding="utf-8")
+        with suppress(OSError), fresh(file) as stream:
+            stream.write((report.details or report.reason).encode())
         reason = report.reason or "it was stopped"
         return Outcome(run=run, kind="failed", reason=reason, seconds=seconds)
 
