@@ -35,6 +35,15 @@ class Precision:
         return self != FLOAT32
 
     @property
+    def folds(self) -> bool:
+        """Whether bound passes fold batch norm into weights.
+
+        Only at full precision: clean pass and bound pass must round the same weights, or the two
+        parts of the gradient that nearly cancel do not (docs/performance.md).
+        """
+        return not self.tf32
+
+    @property
     def scales_gradients(self) -> bool:
         """Whether gradients pass through float16, whose smallest numbers are not small enough."""
         return "float16" in (self.clean, self.gradient)

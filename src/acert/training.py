@@ -176,7 +176,7 @@ class Trainer:
         rate = torch.zeros((), device=self.device) if on_cuda else 0.0
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.Adam(
-            self.parameters, lr=rate, betas=_ADAM_BETAS, fused=on_cuda, capturable=on_cuda
+            self.parameters, lr=rate, betas=_ADAM_BETAS, fused=True, capturable=on_cuda
         )
         # Passes everything through unless gradients are in float16.
         self.scaler = torch.amp.GradScaler(
