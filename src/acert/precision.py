@@ -41,7 +41,8 @@ class Precision:
         Only at full precision: clean pass and bound pass must round the same weights, or the two
         parts of the gradient that nearly cancel do not (docs/performance.md).
         """
-        return not self.tf32
+        # Strings rather than objects: torch.compile reads this inside the step.
+        return self.clean == self.root == self.gradient == "float32"
 
     @property
     def scales_gradients(self) -> bool:
