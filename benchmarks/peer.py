@@ -93,9 +93,7 @@ class PeerStep:
         classes = trainer.model(images[:2]).shape[1]
         self.bounds = PeerBounds(trainer.model, images, classes)
         self.parameters = list(self.bounds.bounded.parameters())
-        self.optimizer = torch.optim.Adam(
-            self.parameters, lr=1e-6, fused=trainer.device.type == "cuda"
-        )
+        self.optimizer = torch.optim.Adam(self.parameters, lr=1e-6, fused=True)
         self()
         without = [
             name

@@ -35,9 +35,9 @@ def step(model, images, labels, solver):
     return loss, root
 
 
-def small_cnn7():
-    model = models.ibp_init_(models.cnn7((1, 4, 4), 3, width=1)).train()
-    images = torch.rand(6, 1, 4, 4)
+def small_cnn7(dtype):
+    model = models.ibp_init_(models.cnn7((1, 4, 4), 3, width=1)).train().to(dtype)
+    images = torch.rand(6, 1, 4, 4).to(dtype)
     with torch.no_grad():
         labels = copy.deepcopy(model)(images).argmax(1)
     labels[0] = (labels[0] + 1) % 3
@@ -70,8 +70,8 @@ def assert_equals_eager(compiled, model, images, labels, solver, *, ends, **tole
     return found
 
 
-def check(backend, steps, **options):
-    model, images, labels = small_cnn7()
+def check(backend, steps, *, dtype=torch.float32, **options):
+    model, images, labels = small_cnn7(dtype)
     solver = SOLVERS[steps]
     compiled = torch.compile(step, fullgraph=True, backend=backend)
     first = assert_equals_eager(compiled, model, images, labels, solver, **options)
@@ -92,7 +92,7 @@ def check(backend, steps, **options):
 
 @pytest.mark.slow
 def test_a_step_under_aot_eager_equals_eager():
-    check("aot_eager", 2, ends=True, rtol=0.0, atol=0.0)
+    check("aot_eager", 2, dtype=torch.float64, ends=True, rtol=1e-10, atol=1e-13)
 
 
 # PyTorch's own warning: Inductor imports modules that still use TorchScript.

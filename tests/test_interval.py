@@ -11,6 +11,7 @@ import acert
 from acert import Interval
 from acert.bounds import propagate
 from acert.bounds.bound_pass import BoundPass
+from acert.bounds.interval import ball_in_place
 from acert.bounds.propagation import _Everywhere
 from acert.bounds.rounding import FLOAT32, REAL
 
@@ -67,6 +68,15 @@ def test_rounding_safe_forms_hold_the_exact_box(rounding):
     ):
         assert Fraction(c) - Fraction(r) <= Fraction(low)
         assert Fraction(c) + Fraction(r) >= Fraction(high)
+
+
+def test_a_ball_in_the_memory_of_its_ends():
+    lower, upper = torch.tensor([0.0, -3.0, 2.5]), torch.tensor([1.0, 4.0, 2.5])
+    held = {lower.data_ptr(), upper.data_ptr()}
+    center, radius = ball_in_place(lower, upper)
+    assert center.tolist() == [0.5, 0.5, 2.5]
+    assert radius.tolist() == [0.5, 3.5, 0.0]
+    assert {center.data_ptr(), radius.data_ptr()} == held
 
 
 def test_an_interval_is_frozen():

@@ -11,6 +11,8 @@ from torch import nn
 import acert
 from acert import BatchStatistics
 from acert.bounds import Interval, propagate
+from acert.bounds.bound_pass import BoundPass
+from acert.bounds.interval import Convolution
 from acert.bounds.propagation import evaluation_logits
 from acert.models import small_resnet
 
@@ -125,6 +127,126 @@ def test_the_gradient_flows_through_the_statistics():
     bounds = acert.interval_bounds(layer, batch - 0.2, batch + 0.3, statistics=fixed)
     (held,) = torch.autograd.grad((coefficients * torch.stack(bounds.ends())).sum(), batch)
     assert float((held - expected[0]).abs().max()) > 1e-3
+
+
+# -- batch norm folded into convolutions ----------------------------------------------------
+
+
+class Around(nn.Module):
+    """A convolution whose result is used beside its batch norm too."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        y = self.convolution(x)
+        return self.norm(y) + 2 * y
+
+
+class Overwritten(nn.Module):
+    """The convolution's input changes before its result is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+
+    def forward(self, x):
+        x = x - 0.5
+        y = self.convolution(x)
+        x.relu_()
+        return self.norm(y) + x
+
+
+# A model, the shape of one sample, and whether batch norm meets a convolution not computed yet.
+FOLDED = {
+    "Conv1d": (lambda: nn.Sequential(nn.Conv1d(2, 3, 3), nn.BatchNorm1d(3)), (2, 5), True),
+    "Conv2d": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), (2, 5, 4), True),
+    "Conv3d": (lambda: nn.Sequential(nn.Conv3d(2, 3, 2), nn.BatchNorm3d(3)), (2, 3, 3, 3), True),
+    "no bias": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3)), (2, 5, 4), True,
+    ),
+    "groups, strides": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, 2, 1, groups=2), nn.BatchNorm2d(4)), (2, 5, 4),
+        True,
+    ),
+    "affine=False": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3, affine=False)), (2, 5, 4), True,
+    ),
+    "twice": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.BatchNorm2d(3)), (2, 5, 4),
+        True,
+    ),
+    "used beside": (Around, (2, 5, 4), True),
+    "transposed": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 3), nn.BatchNorm2d(3)), (2, 4, 4), False,
+    ),
+    "linear": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), (4,), False),
+    "ReLU between": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.BatchNorm2d(3)), (2, 5, 4), False,
+    ),
+    "residual": (lambda: small_resnet((2, 8, 8), width=2), (2, 8, 8), True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize(("build", "shape", "folds"), FOLDED.values(), ids=FOLDED.keys())
+def test_folded_batch_norm_is_batch_norm(build, shape, folds, training, monkeypatch):
+    """In value and in gradient, through the statistics too; scales of any sign, 0 among them."""
+    torch.manual_seed(0)
+    model = build().double().train(training)
+    for layer in model.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            nn.init.uniform_(layer.running_mean, -1, 1)
+            nn.init.uniform_(layer.running_var, 0.5, 2)
+            if layer.affine:
+                nn.init.uniform_(layer.weight, -2, 2)
+                nn.init.normal_(layer.bias)
+                layer.weight.data[1] = 0.0
+    batch = images(6, *shape).double().requires_grad_()
+    seen = []
+    replaced = Convolution._replace
+    monkeypatch.setattr(
+        Convolution, "_replace", lambda self, **new: seen.append(new) or replaced(self, **new)
+    )
+    results = []
+    for fold in (False, True):
+        _, statistics = acert.clean_pass(model, batch)
+        box = Interval(batch - 0.1, batch + 0.2)
+        bound_pass = BoundPass(statistics=statistics if training else None, fold=fold)
+        output = propagate(model, box.within(bound_pass))
+        loss = (output.lower.sin() + 2 * output.upper.cos()).sum()
+        gradients = torch.autograd.grad(loss, [batch, *model.parameters()])
+        results.append((*output.ends(), gradients))
+        assert bool(seen) == (fold and folds)
+    torch.testing.assert_close(*results, atol=1e-11, rtol=1e-10)
+
+
+def test_a_convolution_is_computed_when_it_is_asked_for():
+    layer, batch = nn.Conv2d(2, 3, 3), images(4, 2, 5, 5)
+    plain = layer(Interval(batch, batch + 1))
+    output = layer(Interval(batch, batch + 1).within(BoundPass(fold=True)))
+    assert output.convolution is not None
+    assert output.ndim == output.dim() == 4
+    assert output.convolution is not None  # the number of axes asks for no numbers
+    assert output.shape == (4, 3, 3, 3)
+    assert output.convolution is None
+    assert torch.equal(output.center, plain.center)
+    assert torch.equal(output.radius, plain.radius)
+
+
+def test_a_convolution_remembers_its_input_as_it_was():
+    model, batch = Overwritten().eval(), images(4, 2, 5, 5)
+    found = propagate(model, Interval(batch, batch + 1).within(BoundPass(fold=True)))
+    wanted = propagate(model, Interval(batch, batch + 1))
+    torch.testing.assert_close(found.ends(), wanted.ends())
+
+
+def test_unbatched_convolutions_are_computed_at_once():
+    layer, image = nn.Conv2d(2, 3, 3), images(2, 5, 5)
+    output = layer(Interval(image, image + 1).within(BoundPass(fold=True)))
+    assert output.convolution is None
+    assert output.shape == (3, 3, 3)
 
 
 # -- statistics that do not fit -------------------------------------------------------------

@@ -256,6 +256,21 @@ def test_operations_by_hand(function, lower, upper, expected):
     assert bounds_of(function, [[lower]], [[upper]]) == ([[expected[0]]], [[expected[1]]])
 
 
+def test_relu_of_a_ball_is_relu_of_its_ends():
+    """In value and in gradient: surely active, surely inactive, neither, and points."""
+    center = torch.tensor([2.0, -2.0, 0.3, -0.3, 1.0, -1.0], dtype=torch.float64)
+    radius = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    leaves = center.requires_grad_(), radius.requires_grad_()
+    found = torch.relu(Interval.ball(*leaves))
+    wanted = torch.relu(Interval(center - radius, center + radius))
+    results = [(*box.as_ball(), *box.ends()) for box in (found, wanted)]
+    torch.testing.assert_close(*results)
+    weights = torch.rand(4, 6, dtype=torch.float64)
+    losses = [(weights * torch.stack(result)).sum() for result in results]
+    gradients = [torch.autograd.grad(loss, leaves) for loss in losses]
+    torch.testing.assert_close(*gradients)
+
+
 def test_the_dips_are_covered():
     """To 1e-7 of the true minima, which lie inside the box."""
     for function, lowest in (

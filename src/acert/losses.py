@@ -86,6 +86,7 @@ class Objective:
                 observe=regularize,
                 root_format=self.precision.root,
                 gradient_format=self.precision.gradient,
+                fold=self.precision.folds,
             )
             robust = F.cross_entropy(self.method.worst_case_logits(step), labels)
             if part is not None:

@@ -35,6 +35,16 @@ class Precision:
         return self != FLOAT32
 
     @property
+    def folds(self) -> bool:
+        """Whether bound passes fold batch norm into weights.
+
+        Only at full precision: clean pass and bound pass must round the same weights, or the two
+        parts of the gradient that nearly cancel do not (docs/performance.md).
+        """
+        # Strings rather than objects: torch.compile reads this inside the step.
+        return self.clean == self.root == self.gradient == "float32"
+
+    @property
     def scales_gradients(self) -> bool:
         """Whether gradients pass through float16, whose smallest numbers are not small enough."""
         return "float16" in (self.clean, self.gradient)

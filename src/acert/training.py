@@ -173,10 +173,14 @@ class Trainer:
             for parameter in model.parameters():
                 if parameter.ndim == 4:
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        else:
+            # Once a block of this size was freed, glibc keeps what smaller ones leave behind; else
+            # every step gives its memory back and pays for it again, page by page.
+            torch.empty(2**23 - 2**12)
         rate = torch.zeros((), device=self.device) if on_cuda else 0.0
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.Adam(
-            self.parameters, lr=rate, betas=_ADAM_BETAS, fused=on_cuda, capturable=on_cuda
+            self.parameters, lr=rate, betas=_ADAM_BETAS, fused=True, capturable=on_cuda
         )
         # Passes everything through unless gradients are in float16.
         self.scaler = torch.amp.GradScaler(

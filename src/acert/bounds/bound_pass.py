@@ -47,7 +47,9 @@ class BoundPass:
 
     With `record`, every interval also remembers the call it came out of: see `Source`. With
     `observe`, the pass keeps what regularisers look at: the input of the first affine layer and
-    the inputs of all ReLUs, in call order.
+    the inputs of all ReLUs, in call order. With `fold`, a batch norm right behind a convolution
+    scales its weights instead of its result: fewer passes over memory. That rounds the weights
+    anew, which matters where products are rounded to fewer bits than float32 has.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class BoundPass:
         *,
         record: bool = False,
         observe: bool = False,
+        fold: bool = False,
     ) -> None:
         self.rounding = rounding
         self.statistics = statistics
@@ -64,6 +67,7 @@ class BoundPass:
         self.record = record
         self.recorded = 0
         self.observe = observe
+        self.fold = fold
         self.first_input: Any = None
         self.relu_inputs: list[Any] = []
 

@@ -34,6 +34,16 @@ class Affine(NamedTuple):
     underflow: Tensor | None
 
 
+class Convolution(NamedTuple):
+    """A convolution of a ball, not computed yet: a batch norm behind it scales its weights."""
+
+    operation: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    center: Tensor
+    radius: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
 class Interval:
     """All x with lower <= x <= upper, element by element. Frozen: rules return new ones.
 
@@ -45,6 +55,7 @@ class Interval:
     __slots__ = (
         "_affine",
         "_center",
+        "_convolution",
         "_lower",
         "_memory",
         "_operation",
@@ -59,6 +70,7 @@ class Interval:
     _center: Tensor | None
     _radius: Tensor | None
     _affine: Affine | None
+    _convolution: Convolution | None
     _operation: Function | None
     _pass: BoundPass
     _memory: list[int]
@@ -80,11 +92,19 @@ class Interval:
         interval._fill(center=center, radius=radius)
         return interval
 
+    @classmethod
+    def of(cls, convolution: Convolution) -> Interval:
+        """The result of a convolution, which is computed once it is asked for."""
+        interval = cls.__new__(cls)
+        interval._fill(convolution=convolution)
+        return interval
+
     def _fill(self, **fields: Any) -> None:
         for name in ("lower", "upper", "center", "radius"):
             object.__setattr__(self, "_" + name, fields.get(name))
         object.__setattr__(self, "_pass", fields.get("bound_pass") or BoundPass())
         object.__setattr__(self, "_affine", fields.get("affine"))
+        object.__setattr__(self, "_convolution", fields.get("convolution"))
         object.__setattr__(self, "_operation", None)
         object.__setattr__(self, "_source", fields.get("source"))
         object.__setattr__(self, "_memory", [0])
@@ -116,15 +136,20 @@ class Interval:
         return self._lower.clone(), self._upper.clone()
 
     def _ball_ends(self) -> tuple[Tensor, Tensor]:
-        assert self._center is not None and self._radius is not None
-        lower, upper = self._center - self._radius, self._center + self._radius
+        center, radius = self.as_ball()
+        lower, upper = center - radius, center + radius
         if self.rounding is not None:
-            slack = 4 * OWN_UNIT * (self._center.abs() + self._radius)
+            slack = 4 * OWN_UNIT * (center.abs() + radius)
             lower, upper = lower - slack, upper + slack
         return lower, upper
 
     def as_ball(self) -> tuple[Tensor, Tensor]:
         """(center, radius), rounded outward if the pass is rounding-safe."""
+        if self._convolution is not None:
+            operation, center, radius, weight, bias = self._convolution
+            object.__setattr__(self, "_center", operation(center, weight, bias))
+            object.__setattr__(self, "_radius", operation(radius, weight.abs(), None))
+            object.__setattr__(self, "_convolution", None)
         if self._center is None or self._radius is None:
             assert self._lower is not None and self._upper is not None
             # In place: on a CPU new memory costs more than the arithmetic.
@@ -141,8 +166,9 @@ class Interval:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Interval:
         """The box with its elements rearranged by `function`, which must not compute."""
-        if self._center is not None and self._radius is not None:
-            return Interval.ball(function(self._center), function(self._radius))
+        if self.is_ball:
+            center, radius = self.as_ball()
+            return Interval.ball(function(center), function(radius))
         lower, upper = self.ends()
         return Interval(function(lower), function(upper))
 
@@ -174,8 +200,8 @@ class Interval:
     @property
     def magnitude(self) -> Tensor:
         """Largest |x| of each element."""
-        if self._center is not None and self._radius is not None:
-            return self._center.abs() + self._radius
+        if self.is_ball:
+            return self.center.abs() + self.radius
         lower, upper = self.ends()
         return torch.maximum(-lower, upper)
 
@@ -183,6 +209,16 @@ class Interval:
     def bound_pass(self) -> BoundPass:
         """What the intervals of this pass share."""
         return self._pass
+
+    @property
+    def is_ball(self) -> bool:
+        """Whether the box has the form (center, radius), or will have once computed."""
+        return self._center is not None or self._convolution is not None
+
+    @property
+    def convolution(self) -> Convolution | None:
+        """The convolution this box will come out of, as long as nobody has asked for numbers."""
+        return self._convolution
 
     @property
     def affine(self) -> Affine | None:
@@ -208,7 +244,7 @@ class Interval:
 
     @property
     def _any(self) -> Tensor:
-        tensor = self._center if self._center is not None else self._lower
+        tensor = self.as_ball()[0] if self.is_ball else self._lower
         assert tensor is not None
         return tensor
 
@@ -230,11 +266,12 @@ class Interval:
     @property
     def ndim(self) -> int:
         """Number of axes."""
-        return self._any.ndim
+        # Batch norm asks for it, and is not to have the convolution computed.
+        return self._any.ndim if self._convolution is None else self._convolution.center.ndim
 
     def dim(self) -> int:
         """Number of axes."""
-        return self._any.ndim
+        return self.ndim
 
     def size(self, dim: int | None = None) -> Any:
         """Shape, or the length of one axis."""
@@ -335,7 +372,10 @@ class Interval:
 
     def _overwrite(self, result: Interval) -> Interval:
         """Takes over `result` in place; other views of this memory become unusable."""
-        for name in ("_lower", "_upper", "_center", "_radius", "_affine", "_operation", "_source"):
+        for name in (
+            "_lower", "_upper", "_center", "_radius", "_affine", "_convolution", "_operation",
+            "_source",
+        ):  # fmt: skip
             object.__setattr__(self, name, getattr(result, name))
         self._memory[0] += 1
         object.__setattr__(self, "_version", self._memory[0])
@@ -418,6 +458,15 @@ def _of_sample(magnitude: Tensor, ndim: int) -> Tensor:
     return magnitude.reshape(len(magnitude), -1).amax(1).reshape(-1, *[1] * (ndim - 1))
 
 
+def ball_in_place(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """(lower + upper) / 2 and (upper - lower) / 2 in the memory of the two, without gradient.
+
+    On a CPU new memory costs more than the arithmetic.
+    """
+    center = upper.lerp_(lower, 0.5)
+    return center, torch.sub(center, lower, out=lower)
+
+
 def copied(value: Any) -> Any:
     """`value`, with copies that share their tensors in place of the intervals in it."""
     if isinstance(value, (list, tuple)):
@@ -427,7 +476,7 @@ def copied(value: Any) -> Any:
     copy = Interval.__new__(Interval)
     copy._fill(
         lower=value._lower, upper=value._upper, center=value._center, radius=value._radius,
-        bound_pass=value._pass, source=value._source,
+        bound_pass=value._pass, source=value._source, convolution=value._convolution,
     )  # fmt: skip
     return copy
 

@@ -41,14 +41,18 @@ class Step:
     # Names, because torch.compile takes no other objects as defaults.
     root_format: str = "float32"
     gradient_format: str = "float32"
+    fold: bool = False
     output: Interval | None = None
 
     def bounds(self, images: Tensor, radius: Tensor, *, record: bool = False) -> Interval:
         """Output bounds with the clean pass's statistics; kept for the regularisers."""
-        observed = BoundPass(statistics=self.statistics, record=record, observe=self.observe)
-        start = box(images, radius.clamp(min=self.least_radius), self.domain).within(observed)
         # CROWN walks back through the record in float32.
         form = "float32" if record else self.gradient_format
+        observed = BoundPass(
+            statistics=self.statistics, record=record, observe=self.observe,
+            fold=self.fold and not record,
+        )  # fmt: skip
+        start = box(images, radius.clamp(min=self.least_radius), self.domain).within(observed)
         with products_in(form, images.device):
             self.output = propagate(self.model, start)
         return self.output
@@ -63,7 +67,7 @@ class Step:
         """The certified margin at each sample's radius (Eq. 3), without gradient."""
         with torch.no_grad():
             start = box(self.images, radius, self.domain)
-            start.within(BoundPass(statistics=self.statistics))
+            start.within(BoundPass(statistics=self.statistics, fold=self.fold))
             with products_in(self.root_format, self.images.device):
                 output = propagate(self.model, start)
             return margin(self.worst_case(output), self.labels)

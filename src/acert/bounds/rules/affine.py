@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.interval import Affine, Interval, copied, refuse
+from acert.bounds.interval import Affine, Convolution, Interval, copied, refuse
 from acert.bounds.rounding import HALVES, largest_magnitude, own_gamma
 from acert.bounds.table import rule
 
@@ -30,11 +30,12 @@ def affine(
     *,
     summands: int,
     summed_dims: tuple[int, ...],
+    later: bool = False,
 ) -> tuple[Interval, Tensor | None]:
     """Bounds of `operation(x, weight, bias)`, and the absolute error paid for underflow.
 
     `operation` is linear in x, and each of its results adds `summands` products of elements
-    that lie in one slice along `summed_dims`.
+    that lie in one slice along `summed_dims`. A `later` one waits for a batch norm.
     """
     center, radius = input.as_ball()
     if input.bound_pass.observe and input.bound_pass.first_input is None:
@@ -42,6 +43,8 @@ def affine(
     weight = weight.to(center.dtype)
     bias = None if bias is None else bias.to(center.dtype)
     rounding = input.rounding
+    if rounding is None and later:
+        return Interval.of(Convolution(operation, center, radius, weight, bias)), None
     if rounding is None:
         return Interval.ball(
             operation(center, weight, bias), operation(radius, weight.abs(), None)
@@ -96,6 +99,7 @@ def _convolution(function: Callable[..., Tensor], spatial: int, *, transposed: b
             bias,
             summands=channels * math.prod(weight.shape[2:]),
             summed_dims=tuple(range(1 if batched else 0, input.ndim)),
+            later=input.bound_pass.fold and batched and not transposed,
         )
         return output
 
@@ -279,13 +283,23 @@ def batch_norm(
     else:
         assert running_mean is not None and running_var is not None
         mean, variance = running_mean, running_var
-    center, radius = input.as_ball()
+    convolution = input.convolution
+    dtype = (input if convolution is None else convolution.center).dtype
     # Products in half precision (autocast) leave the rest in float32.
-    dtype = torch.float32 if center.dtype in HALVES else center.dtype
+    dtype = torch.float32 if dtype in HALVES else dtype
     mean, inverse, factor, shift = normalization(
         mean, variance, weight, bias, eps=eps, dtype=dtype, ndim=input.ndim
     )
     scale = inverse * factor
+    if convolution is not None:
+        offset = 0.0 if convolution.bias is None else convolution.bias.view_as(mean)
+        return Interval.of(
+            convolution._replace(
+                weight=convolution.weight * scale.unsqueeze(-1),
+                bias=((offset - mean) * scale + shift).flatten(),
+            )
+        )
+    center, radius = input.as_ball()
     rounding = input.rounding
     output = ((center - mean) * scale).add_(shift)
     if rounding is None:
