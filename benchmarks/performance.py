@@ -29,6 +29,7 @@ COMMANDS = {
     "train-cuda": "python benchmarks/train.py --device cuda --dataset cifar10",
     "processes-cuda": "torchrun --nproc-per-node=1 benchmarks/processes.py --device cuda",
     "scale": "torchrun --nproc-per-node=1 benchmarks/processes.py --device cuda",
+    "gradients-cpu": "python benchmarks/gradients.py --device cpu",
     "formats": "acert reproduce --rows table1/cifar10/acert-k0",
 }
 
@@ -230,7 +231,19 @@ def cifar_runs(results: Path) -> list[Record]:
     return sorted(found, key=lambda r: (r.experiment.settings.precision != "tf32", r.seed))
 
 
+def gradients_table(record: dict[str, Any]) -> str:
+    keys = ("rounded", "noise_percent", "bias_percent", "radius_percent")
+    header = ("rounded", "noise, %", "bias, %", "change of radii, %")
+    rows = [(row[keys[0]], *(f"{row[key]:.2f}" for key in keys[1:])) for row in record["rows"]]
+    return (
+        f"CNN7 of width {record['width']} after {record['epochs']} epochs on {record['images']} "
+        f"images, {record['batches']} batches, cap {100 * record['cap_share']:.0f} % of eps_max. "
+        f"{source(record)}\n\n{markdown(header, rows)}"
+    )
+
+
 TABLES = {
+    "gradients-cpu": gradients_table,
     "processes-cuda": processes_table,
     "step-cuda": step_table,
     "step-cpu": cpu_table,

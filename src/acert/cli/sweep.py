@@ -86,8 +86,8 @@ def _sweep(options: argparse.Namespace) -> int:
         own_model(options.model)
     if options.jobs is not None and options.jobs < 1:
         raise InvalidInput(f"`--jobs` must be at least 1; got {options.jobs}")
-    plan, shown = _plan(options), board()
-    place = _cluster(options, shown) if options.engine == "ray" else _machine(options)
+    plan, screen = _plan(options), board()
+    place = _cluster(options, screen) if options.engine == "ray" else _machine(options)
     sweep = Sweep(
         plan, options.out, device=place.device, data_dir=options.data_dir, threads=place.threads,
         arithmetic=options.arithmetic, bounds=options.bounds, command=options.command,
@@ -98,7 +98,7 @@ def _sweep(options: argparse.Namespace) -> int:
         _show_plan(sweep)
         return 0
     assert place.engine is not None
-    outcomes = sweep.run(place.engine, shown, budget=options.budget)
+    outcomes = sweep.run(place.engine, screen, budget=options.budget)
     if any(outcome.figures is not None for outcome in outcomes):
         for line in _table(outcomes):
             print(line)
@@ -125,7 +125,7 @@ def _machine(options: argparse.Namespace) -> _Place:
     return _Place(device, threads, LocalEngine(jobs=jobs, reuse=on_cpu))
 
 
-def _cluster(options: argparse.Namespace, shown: Board) -> _Place:
+def _cluster(options: argparse.Namespace, screen: Board) -> _Place:
     """The devices are those of the cluster: this machine may have others."""
     device, gpus = options.device, options.gpus
     if device not in (None, "cpu", "cuda"):
@@ -139,7 +139,7 @@ def _cluster(options: argparse.Namespace, shown: Board) -> _Place:
     if not options.plan:
         engine = RayEngine(
             address="auto" if options.address is None else options.address,
-            cpus=cpus, gpus=gpus, jobs=options.jobs, tell=shown.note,
+            cpus=cpus, gpus=gpus, jobs=options.jobs, tell=screen.note,
         )  # fmt: skip
         gpus = engine.gpus
     if device is None:
