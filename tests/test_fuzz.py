@@ -16,9 +16,9 @@ from benchmarks.fuzz_watch import Limits, Reader, mutated, watch
 from acert.errors import RunError
 
 
-def held():
-    """Bytes of this process now: the others begin with as many."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+def held(field=1):
+    """Bytes of this process now; the others begin with those that are not of files (field 2)."""
+    return int(Path("/proc/self/statm").read_text().split()[field]) * mmap.PAGESIZE
 
 
 def watched(tmp_path, read, *, seconds=0.4, limits=None, seeds=(b"seed",)):
@@ -82,9 +82,11 @@ def test_a_planted_hang_is_found(tmp_path):
 
 
 def test_planted_memory_is_found(tmp_path):
+    size = held(field=2) + 200 * 2**20
+
     def read(content, folder):
         if not first(content):
-            bytearray(200 * 2**20)  # zeros that are written, unlike those of numpy
+            bytearray(size)  # zeros that are written, unlike those of numpy
 
     limits = Limits(bytes=held() + 100 * 2**20)
     found = watched(tmp_path, read, limits=limits)
