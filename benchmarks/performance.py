@@ -203,11 +203,11 @@ def scale_table(record: dict[str, Any]) -> str:
 
 def formats_table(found: Sequence[Record]) -> str:
     """Runs of one recipe that differ in nothing but seed and number format."""
-    header = ("format", "seed", "Acc", "ACR", "ART", "ms a step", "minutes", "commit")
+    header = ("format", "seed", "last loss", "Acc", "ACR", "ART", "ms a step", "minutes", "commit")
     figures = ("accuracy", "acr", "art")
     rows = [
         (
-            record.experiment.settings.precision, record.seed,
+            record.experiment.settings.precision, record.seed, f"{record.metrics[-1]['loss']:.4f}",
             *(f"{100 * getattr(record.certificates, name):.2f}" for name in figures),
             None if record.step_seconds is None else f"{1e3 * record.step_seconds:.2f}",
             f"{record.environment['seconds'] / 60:.1f}", record.environment["commit"][:7],
