@@ -56,6 +56,13 @@ def refused(result):
 # -- train, then certify ------------------------------------------------------------------
 
 
+def test_torchrun_is_refused_where_processes_would_not_share_the_work(monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "0")
+    assert cli.main(["sweep", "--out", "runs/x"]) == 2
+    assert "torchrun is for train and certify" in capsys.readouterr().err
+
+
 def test_train_and_certify(call):
     status, out, err = call("train", *QUICK)
     folder = Path("runs/digits-acert-k0-s0")

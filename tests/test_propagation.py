@@ -242,6 +242,85 @@ def test_a_convolution_remembers_its_input_as_it_was():
     torch.testing.assert_close(found.ends(), wanted.ends())
 
 
+class Frozen(nn.Module):
+    """A convolution and its batch norm, each with gradients on or off."""
+
+    def __init__(self, *, convolution, norm):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
+        self.graded = convolution, norm
+
+    def forward(self, x):
+        with torch.set_grad_enabled(self.graded[0]):
+            y = self.first(x)
+        with torch.set_grad_enabled(self.graded[1]):
+            y = self.norm(y)
+        return y.flatten(1)
+
+
+@pytest.mark.parametrize("convolution", [True, False])
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_layer_that_is_not_to_be_trained_gets_no_gradient_by_waiting(convolution, norm):
+    torch.manual_seed(0)
+    model, batch = Frozen(convolution=convolution, norm=norm).eval(), images(4, 2, 5, 5)
+    found = []
+    for fold in (False, True):
+        output = propagate(model, Interval(batch, batch + 1).within(BoundPass(fold=fold)))
+        model.zero_grad()
+        if output.upper.requires_grad:
+            output.upper.sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for plain, folded in zip(*found, strict=True):
+        assert (plain is None) == (folded is None)
+        if plain is not None:
+            torch.testing.assert_close(folded, plain)
+
+
+def test_a_convolution_that_is_looked_at_without_gradients_still_has_them():
+    layer, batch = nn.Conv2d(2, 3, 3), images(4, 2, 5, 5)
+    output = layer(Interval(batch, batch + 1).within(BoundPass(fold=True)))
+    with torch.no_grad():
+        assert output.upper.isfinite().all()
+    assert output.center.requires_grad
+
+
+def test_a_convolution_under_autocast_is_computed_there():
+    layer, batch = nn.Conv2d(2, 3, 3), images(4, 2, 5, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = layer(Interval(batch, batch + 1).within(BoundPass(fold=True)))
+    assert output.dtype == torch.bfloat16
+
+
+def test_bounds_outside_of_a_training_step_have_derivatives_of_every_kind():
+    """Second ones, and those of torch.func: the shortcuts of a training step have neither."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    batch, labels = images(5, 2, 2, 2).double(), torch.arange(5) % 3
+
+    def penalty(weight, create_graph):
+        model[1].weight.data.copy_(weight)
+        margins = acert.certified_margin(model, batch, labels, 0.05)
+        (slope,) = torch.autograd.grad(
+            margins.exp().sum(), model[1].weight, create_graph=create_graph
+        )
+        return slope.square().sum()
+
+    weight = model[1].weight.detach().clone()
+    found = torch.autograd.grad(penalty(weight, True), list(model.parameters()), allow_unused=True)
+    assert all(gradient is not None for gradient in found[:1])
+    step = 1e-6 * torch.randn_like(weight)
+    change = penalty(weight + step, False) - penalty(weight - step, False)
+    assert float(change) == pytest.approx(2 * float((found[0] * step).sum()), rel=1e-4)
+
+    def loss(images):
+        return acert.certified_margin(model, images, labels, 0.05).sum()
+
+    model.requires_grad_(False)
+    inputs = batch.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(inputs), inputs)
+    torch.testing.assert_close(torch.func.grad(loss)(batch), expected)
+
+
 def test_unbatched_convolutions_are_computed_at_once():
     layer, image = nn.Conv2d(2, 3, 3), images(2, 5, 5)
     output = layer(Interval(image, image + 1).within(BoundPass(fold=True)))

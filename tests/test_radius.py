@@ -1,6 +1,7 @@
 """The certified radius (Def. 3.1, Thms. 3.2, 3.4, A.1): values, proofs and gradients."""
 
 import copy
+import math
 from fractions import Fraction
 
 import pytest
@@ -621,6 +622,36 @@ def test_a_guess_of_three_digits_is_made_finer_before_the_proof(monkeypatch):
     assert torch.equal(rough.status, fine.status)
     assert torch.allclose(rough.value, fine.value, rtol=2e-5, atol=0)
     assert rough.steps.sum() <= fine.steps.sum() + 2
+
+
+def test_gradients_are_taken_a_batch_at_a_time(monkeypatch):
+    """However many batches one search serves."""
+    seen = []
+    implicit = radius_module._implicit
+    monkeypatch.setattr(
+        radius_module,
+        "_implicit",
+        lambda model, images, *rest, **more: (
+            seen.append(len(images)) or implicit(model, images, *rest, **more)
+        ),
+    )
+    monkeypatch.setattr(radius_module, "_batches_together", lambda device: 16)
+    torch.manual_seed(0)
+    model, images = nn.Linear(3, 2), torch.rand(10, 3)
+    acert.certified_radius(model, images, max_radius=0.1, batch_size=4, differentiable=True)
+    assert seen == [4, 4, 2]
+
+
+def test_a_margin_that_is_infinite_above_its_root_leaves_the_guess_alone():
+    guess = torch.tensor([0.1, 0.2])
+
+    def margin_at(radius, index):
+        root = guess[index] * 1.0005
+        return torch.where(radius < root, radius - root, torch.tensor([math.inf, 1.0])[index])
+
+    finer = radius_module._finer(guess, margin_at, 1.0, error=1e-3)
+    assert finer[0] == guess[0]
+    assert finer[1] != guess[1]
 
 
 @pytest.mark.parametrize("labels", [False, True])

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from acert import records
-from acert.errors import RunError
+from acert.errors import InvalidInput, RunError
 from acert.radius import Status
 
 ARRAYS = {
@@ -268,6 +268,13 @@ def test_tensor_files_are_those_of_safetensors_and_copy_nothing(tmp_path):
         assert np.array_equal(found[name], array)
     parts = [np.frombuffer(part, np.uint8) for part in records._tensors(arrays, {})[2:]]
     assert any(np.shares_memory(part, arrays["a/int64"]) for part in parts)
+
+
+@pytest.mark.parametrize("kind", [">f4", "<U2", "complex64", object])
+def test_arrays_that_such_a_file_cannot_hold_are_refused(tmp_path, kind):
+    with pytest.raises(InvalidInput, match="`odd` must hold numbers of this machine; got"):
+        records.write_weights(tmp_path, {"odd": np.zeros(2, kind)})
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_there_is_no_state_before_the_first(tmp_path):

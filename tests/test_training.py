@@ -315,6 +315,18 @@ def test_the_model_trains_in_training_mode_and_learns():
     assert losses[-1] < 0.5 * losses[0]
 
 
+def test_a_parameter_that_is_a_part_of_another_tensor_is_trained_and_nothing_beside_it():
+    torch.manual_seed(0)
+    whole = torch.randn(3, 20)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(10, 3))
+    model[1].weight = nn.Parameter(whole[:, :10])
+    before = whole.clone()
+    train = Split(torch.rand(32, 1, 2, 5), torch.arange(32) % 3)
+    trainer(model, train).run_epoch()
+    assert bool((whole[:, :10] != before[:, :10]).all())
+    assert torch.equal(whole[:, 10:], before[:, 10:])
+
+
 def test_gradients_are_clipped():
     loop = trainer(clip_norm=1e-3)
     loop.run_epoch()

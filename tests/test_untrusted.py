@@ -492,6 +492,11 @@ def packed_pt(path, content, method=zipfile.ZIP_STORED):
     return path
 
 
+def shadowed_pt(path, name):
+    with zipfile.ZipFile(packed_pt(path, b"\x80\x02}."), "a") as archive:
+        archive.writestr(name, b"\x80\x02cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R.")
+
+
 def test_a_state_dict_comes_back(tmp_path):
     from acert.state_dict import read_state_dict
 
@@ -520,6 +525,9 @@ def test_state_dicts_that_are_something_else(tmp_path):
         (lambda: pt_file(path, {"model": weights}), "names and tensors only"),
         (lambda: pt_file(path, weights, _use_new_zipfile_serialization=False), "not a zip file"),
         (lambda: zipfile.ZipFile(path, "w").close(), "it does not hold one data.pkl"),
+        # PyTorch's reader would load the second one, which nobody has looked at.
+        (lambda: shadowed_pt(path, "net/DATA.PKL"), "two members of the same name"),
+        (lambda: shadowed_pt(path, "net/more/Data.pkl"), "does not hold one data.pkl"),
     ]  # fmt: skip
     for make, message in cases:
         path.unlink(missing_ok=True)

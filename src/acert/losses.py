@@ -62,7 +62,7 @@ class Objective:
         """
         part = Part(self.processes, share) if self.processes.joined else None
         with products_in(self.precision.clean, images.device):
-            logits, statistics = clean_pass(model, images, part=part)
+            logits, statistics = clean_pass(model, images, part=part, quick=self.precision.folds)
         logits = logits.to(images.dtype)
         standard = F.cross_entropy(logits, labels)
         correct = (logits.argmax(1) == labels).to(logits.dtype).mean()

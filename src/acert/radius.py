@@ -110,19 +110,23 @@ def certified_radius(
     if differentiable and not torch.is_grad_enabled():
         raise InvalidInput("`differentiable` must be False where gradients are off; got True")
     parts, start = [], 0
+    size = batch_size or _default_batch(images, bounds)
     for part, _ in certified_batches(
         model, images, labels, max_radius=max_radius, solver=solver, elide=elide, domain=domain,
         bounds=bounds, arithmetic=arithmetic, batch_size=batch_size,
     ):  # fmt: skip
-        here = slice(start, start := start + len(part.value))
-        if differentiable:
-            target = part.prediction if labels is None else labels[here].long()
-            with ieee_arithmetic(images.device):
-                value = _implicit(
-                    model, images[here], target, part, elide=elide, domain=domain, bounds=bounds
-                )
-            part = part._replace(value=value)
-        parts.append(part)
+        for at in range(0, len(part.value), size):
+            piece = CertifiedRadius(*(column[at : at + size] for column in part))
+            here = slice(start, start := start + len(piece.value))
+            if differentiable:
+                target = piece.prediction if labels is None else labels[here].long()
+                with ieee_arithmetic(images.device):
+                    value = _implicit(
+                        model, images[here], target, piece,
+                        elide=elide, domain=domain, bounds=bounds,
+                    )  # fmt: skip
+                piece = piece._replace(value=value)
+            parts.append(piece)
     return CertifiedRadius(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
@@ -290,8 +294,9 @@ def _finer(
     below, above = guess * (1 - error), (guess * (1 + error)).clamp(max=max_radius)
     f_below, f_above = margin_at(below, everyone), margin_at(above, everyone)
     root = below - f_below * (above - below) / (f_above - f_below)
-    # A secant that leads far away is none of a root; nor is NaN, where the margin is flat.
-    return torch.where((root - guess).abs() <= 4 * error * guess, root, guess)
+    # A secant that leads far away is none of a root; nor is one of a flat or infinite margin.
+    near = (root - guess).abs() <= 4 * error * guess
+    return torch.where(near & f_above.isfinite(), root, guess)
 
 
 def _prove(

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from acert.errors import RunError
+from acert.errors import InvalidInput, RunError
 from acert.untrusted import (
     check_header,
     fresh,
@@ -184,7 +184,7 @@ def place_of_data(folder: Path) -> str | None:
     """Where the data of a run lay, from `local.json`; None if it does not say.
 
     Refused for a folder that was not made here: a stranger's file could name any place. The
-    folder's inode tells, which stays when the folder is renamed, and which nobody can foresee.
+    folder's inode tells, which stays when the folder is renamed and is hard to foresee.
     """
     facts = read_local(folder)
     place = facts.get("data_dir")
@@ -335,6 +335,9 @@ def _tensors(arrays: Arrays, facts: Mapping[str, Any]) -> list[bytes | memoryvie
     state of CNN7, in which a GPU runs dry.
     """
     dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    for name, array in dense.items():
+        if array.dtype.kind not in "fiub" or not array.dtype.isnative:
+            raise InvalidInput(f"`{name}` must hold numbers of this machine; got {array.dtype}")
     text = json.dumps({"schema": SCHEMA, **facts, "crc32": _checksum(dense)}, allow_nan=False)
     header: dict[str, Any] = {"__metadata__": {_FACTS: text}}
     parts: list[bytes | memoryview] = []

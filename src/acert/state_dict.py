@@ -61,7 +61,11 @@ def _from_torch(path: Path) -> dict[str, Tensor]:
         # torch.save packs nothing, so that what is packed could only be a bomb.
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise ValueError("its members are compressed, which torch.save does not do")
-        pickles = [one for one in members if one.filename.rpartition("/")[2] == "data.pkl"]
+        # PyTorch's reader takes names that differ in case alone for the same, and the last one.
+        names = [member.filename.casefold() for member in members]
+        if len(set(names)) < len(names):
+            raise ValueError("it has two members of the same name")
+        pickles = [one for one in members if one.filename.casefold().endswith("data.pkl")]
         if len(pickles) != 1 or pickles[0].file_size > _PICKLE_LIMIT:
             raise ValueError("it does not hold one data.pkl of a reasonable size")
         _check_names(read_member(archive, pickles[0]))

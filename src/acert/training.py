@@ -179,8 +179,10 @@ class Trainer:
             torch.empty(2**23 - 2**12)
         rate = torch.zeros((), device=self.device) if on_cuda else 0.0
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        # The fused kernel walks through memory, and a view with gaps is not all of it.
+        dense = all(torch.empty_like(p).stride() == p.stride() for p in self.parameters)
         self.optimizer = torch.optim.Adam(
-            self.parameters, lr=rate, betas=_ADAM_BETAS, fused=True, capturable=on_cuda
+            self.parameters, lr=rate, betas=_ADAM_BETAS, fused=dense, capturable=on_cuda
         )
         # Passes everything through unless gradients are in float16.
         self.scaler = torch.amp.GradScaler(

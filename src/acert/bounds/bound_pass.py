@@ -47,9 +47,10 @@ class BoundPass:
 
     With `record`, every interval also remembers the call it came out of: see `Source`. With
     `observe`, the pass keeps what regularisers look at: the input of the first affine layer and
-    the inputs of all ReLUs, in call order. With `fold`, a batch norm right behind a convolution
-    scales its weights instead of its result: fewer passes over memory. That rounds the weights
-    anew, which matters where products are rounded to fewer bits than float32 has.
+    the inputs of all ReLUs, in call order. With `fold`, as in a training step at full precision,
+    a batch norm right behind a convolution scales its weights instead of its result, and ReLU goes
+    over memory fewer times. That rounds the weights anew, which matters where products are rounded
+    to fewer bits than float32 has, and gives first derivatives only.
     """
 
     def __init__(

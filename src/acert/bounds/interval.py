@@ -35,13 +35,18 @@ class Affine(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """A convolution of a ball, not computed yet: a batch norm behind it scales its weights."""
+    """A convolution of a ball, not computed yet: a batch norm behind it scales its weights.
+
+    `graded` is whether gradients were on where the model called it: they may not be where its
+    numbers are asked for.
+    """
 
     operation: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     center: Tensor
     radius: Tensor
     weight: Tensor
     bias: Tensor | None
+    graded: bool
 
 
 class Interval:
@@ -146,9 +151,10 @@ class Interval:
     def as_ball(self) -> tuple[Tensor, Tensor]:
         """(center, radius), rounded outward if the pass is rounding-safe."""
         if self._convolution is not None:
-            operation, center, radius, weight, bias = self._convolution
-            object.__setattr__(self, "_center", operation(center, weight, bias))
-            object.__setattr__(self, "_radius", operation(radius, weight.abs(), None))
+            operation, center, radius, weight, bias, graded = self._convolution
+            with torch.set_grad_enabled(graded):
+                object.__setattr__(self, "_center", operation(center, weight, bias))
+                object.__setattr__(self, "_radius", operation(radius, weight.abs(), None))
             object.__setattr__(self, "_convolution", None)
         if self._center is None or self._radius is None:
             assert self._lower is not None and self._upper is not None

@@ -19,7 +19,7 @@ from acert.bounds.checks import (
     warn_if_probabilities,
 )
 from acert.bounds.crown import crown_differences
-from acert.bounds.interval import Affine, BoundPass, Interval, ball_in_place
+from acert.bounds.interval import Affine, BoundPass, Interval
 from acert.bounds.propagation import Statistics, propagate
 from acert.bounds.rounding import OWN_UNIT, Rounding, own_gamma
 from acert.errors import InvalidInput, UnsupportedOperation
@@ -99,16 +99,6 @@ def box(
     images: Tensor, radius: Tensor, domain: Domain, *, rounding: Rounding | None = None
 ) -> Interval:
     """[x - radius, x + radius] inside the domain, rounded outward for a rounding-safe pass."""
-    lower, upper = box_ends(images, radius, domain, rounding=rounding)
-    if rounding is None and not (lower.requires_grad or torch.compiler.is_compiling()):
-        return Interval.ball(*ball_in_place(lower, upper))
-    return Interval(lower, upper).within(BoundPass(rounding))
-
-
-def box_ends(
-    images: Tensor, radius: Tensor, domain: Domain, *, rounding: Rounding | None = None
-) -> tuple[Tensor, Tensor]:
-    """The ends of `box`, in memory of their own."""
     radius = radius.reshape(-1, *[1] * (images.ndim - 1))
     lower, upper = images - radius, images + radius
     if rounding is not None:
@@ -119,8 +109,8 @@ def box_ends(
         if images.dtype is torch.float64:
             # A float32 image may lie beyond an end that it was checked against as float32.
             low, high = torch.minimum(low, images), torch.maximum(high, images)
-        lower, upper = lower.clamp_(min=low), upper.clamp_(max=high)
-    return lower, upper
+        lower, upper = torch.maximum(lower, low), torch.minimum(upper, high)
+    return Interval(lower, upper).within(BoundPass(rounding))
 
 
 def margin(worst_case: Tensor, labels: Tensor) -> Tensor:

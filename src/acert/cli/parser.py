@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from types import ModuleType
 
 import acert
@@ -22,6 +23,8 @@ _VERBS: dict[str, ModuleType] = {
     "report": report,
     "reproduce": reproduce,
 }
+# Several processes of torchrun share the work of these.
+_SHARED = ("train", "certify")
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
@@ -38,6 +41,11 @@ def parsed(words: list[str]) -> argparse.Namespace:
     if words[0].startswith("-") and words[0] not in parser._option_string_actions:
         raise InvalidInput(
             f"unknown argument {words[0]!r}{nearest(words[0], parser._option_string_actions)}"
+        )
+    if "TORCHELASTIC_RUN_ID" in os.environ and words[0] not in _SHARED:
+        raise InvalidInput(
+            f"torchrun is for {' and '.join(_SHARED)}, whose processes share the work; start "
+            f"`acert {words[0]}` without it"
         )
     options, unknown = parser.parse_known_args(words)
     flags = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown

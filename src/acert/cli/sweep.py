@@ -73,7 +73,7 @@ def add(verbs: Any) -> Parser:
         help="where the runs are made: this machine (default), or a Ray cluster")  # fmt: skip
     add("--address", help="of the cluster: auto (default) or HOST:PORT")
     add("--cpus", type=int, help="CPUs of a run on a cluster (default: 1)")
-    add("--gpus", type=as_number, help="GPUs of a run on a cluster (default: 1 on cuda, or 0)")
+    add("--gpus", type=as_number, help="GPUs of a run on a cluster (default: 1 if it has any)")
     add("--jobs", type=int, help="runs at a time (default: one a core, a GPU; all that fit on Ray)")
     add("--budget", type=as_duration, help="start only what will be done in 90s, 25m or 2h")
     add("--plan", action="store_true", help="print the plan and stop")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from acert.bounds import Interval, Statistics, propagate
 from acert.bounds.bound_pass import BoundPass
 from acert.bounds.checks import Domain
+from acert.bounds.interval import ball_in_place
 from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
 from acert.errors import InvalidInput
 from acert.precision import products_in
@@ -52,7 +53,7 @@ class Step:
             statistics=self.statistics, record=record, observe=self.observe,
             fold=self.fold and not record,
         )  # fmt: skip
-        start = box(images, radius.clamp(min=self.least_radius), self.domain).within(observed)
+        start = self._box(images, radius.clamp(min=self.least_radius), observed)
         with products_in(form, images.device):
             self.output = propagate(self.model, start)
         return self.output
@@ -66,11 +67,18 @@ class Step:
     def margin(self, radius: Tensor) -> Tensor:
         """The certified margin at each sample's radius (Eq. 3), without gradient."""
         with torch.no_grad():
-            start = box(self.images, radius, self.domain)
-            start.within(BoundPass(statistics=self.statistics, fold=self.fold))
+            plain = BoundPass(statistics=self.statistics, fold=self.fold)
+            start = self._box(self.images, radius, plain)
             with products_in(self.root_format, self.images.device):
                 output = propagate(self.model, start)
             return margin(self.worst_case(output), self.labels)
+
+    def _box(self, images: Tensor, radius: Tensor, bound_pass: BoundPass) -> Interval:
+        start = box(images, radius, self.domain)
+        lower, upper = start.ends()
+        if bound_pass.fold and not (lower.requires_grad or torch.compiler.is_compiling()):
+            start = Interval.ball(*ball_in_place(lower, upper))
+        return start.within(bound_pass)
 
 
 @dataclass(frozen=True, kw_only=True)

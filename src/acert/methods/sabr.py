@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acert.bounds.checks import Domain
-from acert.bounds.margin import box_ends
+from acert.bounds.margin import box
 from acert.bounds.propagation import evaluation_logits
 from acert.errors import InvalidInput
 from acert.methods.base import Attack, Method, Step
@@ -54,7 +54,7 @@ class Sabr(Method, Attack):
         domain: Domain,
     ) -> Tensor:  # fmt: skip
         """Adversarial points of the box, by PGD with the running batch statistics."""
-        lower, upper = box_ends(images, cap.expand(len(images)), domain)
+        lower, upper = box(images, cap.expand(len(images)), domain).ends()
         points = (images + cap * noise).clamp(lower, upper)
         for number in range(self.attack_steps):
             size = cap * 0.5 * (1.0 if number < 4 else 0.1 if number < 7 else 0.01)

@@ -44,7 +44,8 @@ def affine(
     bias = None if bias is None else bias.to(center.dtype)
     rounding = input.rounding
     if rounding is None and later:
-        return Interval.of(Convolution(operation, center, radius, weight, bias)), None
+        graded = torch.is_grad_enabled()
+        return Interval.of(Convolution(operation, center, radius, weight, bias, graded)), None
     if rounding is None:
         return Interval.ball(
             operation(center, weight, bias), operation(radius, weight.abs(), None)
@@ -99,7 +100,10 @@ def _convolution(function: Callable[..., Tensor], spatial: int, *, transposed: b
             bias,
             summands=channels * math.prod(weight.shape[2:]),
             summed_dims=tuple(range(1 if batched else 0, input.ndim)),
-            later=input.bound_pass.fold and batched and not transposed,
+            later=input.bound_pass.fold
+            and batched
+            and not transposed
+            and not torch.is_autocast_enabled(weight.device.type),
         )
         return output
 
@@ -284,6 +288,8 @@ def batch_norm(
         assert running_mean is not None and running_var is not None
         mean, variance = running_mean, running_var
     convolution = input.convolution
+    if convolution is not None and convolution.graded != torch.is_grad_enabled():
+        convolution = None  # one of the two is not to be trained
     dtype = (input if convolution is None else convolution.center).dtype
     # Products in half precision (autocast) leave the rest in float32.
     dtype = torch.float32 if dtype in HALVES else dtype

@@ -43,7 +43,7 @@ def relu(input: Interval) -> Interval:
     if input.bound_pass.observe:
         # A copy: an in-place ReLU goes on to overwrite the interval itself.
         input.bound_pass.relu_inputs.append(input.map(lambda x: x))
-    if input.is_ball and input.rounding is None and not torch.compiler.is_compiling():
+    if input.bound_pass.fold and input.is_ball and not torch.compiler.is_compiling():
         return Interval.ball(*_BallRelu.apply(*input.as_ball()))  # type: ignore[no-untyped-call]
     lower, upper = input.own_ends()
     return Interval(lower.relu_(), upper.relu_())
