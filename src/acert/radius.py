@@ -110,11 +110,11 @@ def certified_radius(
     if differentiable and not torch.is_grad_enabled():
         raise InvalidInput("`differentiable` must be False where gradients are off; got True")
     parts, start = [], 0
-    size = batch_size or _default_batch(images, bounds)
     for part, _ in certified_batches(
         model, images, labels, max_radius=max_radius, solver=solver, elide=elide, domain=domain,
         bounds=bounds, arithmetic=arithmetic, batch_size=batch_size,
     ):  # fmt: skip
+        size = batch_size or _default_batch(images, bounds)
         for at in range(0, len(part.value), size):
             piece = CertifiedRadius(*(column[at : at + size] for column in part))
             here = slice(start, start := start + len(piece.value))
