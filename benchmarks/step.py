@@ -68,6 +68,9 @@ class Case:
         method = settings.method
         if isinstance(method, Acert):
             method = replace(method, solver=replace(method.solver, max_steps=self.root_steps))
+        # No time depends on the radius, and an untrained network at the full one leaves the range
+        # of float16.
+        small = self.regularized or self.precision != "float32"
         return replace(
             settings,
             method=method,
@@ -75,9 +78,7 @@ class Case:
             batch_size=self.batch_size,
             augmentation=settings.augmentation if self.augmented else None,
             regularization=settings.regularization if self.regularized else 0.0,
-            radius_schedule=SmoothRadius(start_epoch=1, length=10_000)
-            if self.regularized
-            else FullRadius(),
+            radius_schedule=SmoothRadius(start_epoch=1, length=10_000) if small else FullRadius(),
         )
 
     def trainer(
