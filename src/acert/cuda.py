@@ -90,30 +90,42 @@ def own_stream(trainer: Trainer) -> Iterator[None]:
 def update(trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool) -> Tensor:
     """One training step on CUDA, captured unless the model does not let itself be compiled."""
     scalars = scalars.pin_memory()
-    if trainer.captured is None:
+    kind = (regularize, len(batch.index), batch.total)
+    if trainer.captured is not None and kind not in trainer.captured:
+        step = _captured(trainer, batch, scalars, regularize=regularize)
+        if step is None and batch.total == trainer.settings.batch_size:
+            trainer.captured = None  # nothing is won by capturing the rest
+        else:
+            trainer.captured[kind] = step
+    step = None if trainer.captured is None else trainer.captured[kind]
+    if step is None:
         on_device = scalars.to(trainer.device, non_blocking=True)
         return trainer.update(batch, on_device, regularize=regularize, compiled=False)
-    kind = (regularize, len(batch.index), batch.total)
-    if kind not in trainer.captured:
-        began = time.perf_counter()
-        usual = batch.total == trainer.settings.batch_size
-        try:
-            if usual:
-                _compile(trainer)
-            step = CapturedStep(trainer, batch, scalars, regularize=regularize, compiled=usual)
-        except Exception as error:
-            print(
-                f"the step could not be compiled and runs eagerly, several times slower: "
-                f"{str(error).splitlines()[0]}",
-                file=sys.stderr,
-            )
-            trainer.captured = None
-            return update(trainer, batch, scalars, regularize=regularize)
-        trainer.captured[kind] = step
-        if usual:
-            print(f"compiled the step in {time.perf_counter() - began:.0f} s", file=sys.stderr)
-    terms: Tensor = trainer.captured[kind].replay(batch, scalars)
+    terms: Tensor = step.replay(batch, scalars)
     return terms
+
+
+def _captured(
+    trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool
+) -> CapturedStep | None:
+    """The step for batches of this kind, or None with a message where that cannot be had."""
+    usual = batch.total == trainer.settings.batch_size
+    began = time.perf_counter()
+    try:
+        if usual:
+            _compile(trainer)
+        step = CapturedStep(trainer, batch, scalars, regularize=regularize, compiled=usual)
+    except Exception as error:
+        what = (
+            "the step could not be compiled and runs eagerly, several times slower"
+            if usual
+            else "the smaller last batch of an epoch could not be captured and runs eagerly"
+        )
+        print(f"{what}: {str(error).splitlines()[0]}", file=sys.stderr)
+        return None
+    if usual:
+        print(f"compiled the step in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    return step
 
 
 def _compile(trainer: Trainer) -> None:
