@@ -31,6 +31,16 @@ COMMANDS = {
     "scale": "torchrun --nproc-per-node=1 benchmarks/processes.py --device cuda",
     "gradients-cpu": "python benchmarks/gradients.py --device cpu",
     "formats": "acert reproduce --rows table1/cifar10/acert-k0",
+    "targets": "python benchmarks/step.py --device cuda",
+}
+# What one H200 is to do with CNN7, CIFAR-10 and batch 128: at the least, and at best.
+TARGETS = {
+    "FastIBP step, ms": (3.2, 1.8),
+    "ACERT step, two root steps, ms": (4.2, 2.2),
+    "200 epochs of ACERT from the first step, min": (5.6, 3),
+    "from the command to the first step, s": (60, 20),
+    "certify 10,000 images, proven, s": (4, 1.5),
+    "ART, mean of seeds 0 and 1": (50.7, 51.3),
 }
 
 # Assumed of the hardware, for the step on paper: bytes a second of an H200's memory, of NVLink in
@@ -231,6 +241,47 @@ def cifar_runs(results: Path) -> list[Record]:
     return sorted(found, key=lambda r: (r.experiment.settings.precision != "tf32", r.seed))
 
 
+def targets_table(results: Path, runs: Sequence[Record]) -> str:
+    """Each target beside what the records say, "-" where none says anything."""
+    steps = read("step-cuda", results) or {"rows": []}
+    finished = read("train-cuda", results) or {"runs": []}
+
+    def step(method: str) -> str:
+        return _listed(
+            (row["precision"], f"{row['ms']:.2f}")
+            for row in steps["rows"]
+            if row["method"] == method and not row["regularized"]
+        )
+
+    def training(key: str, unit: float) -> str:
+        return _listed((run["precision"], f"{run[key] / unit:.1f}") for run in finished["runs"])
+
+    certified = sorted(
+        (record.environment["certification_seconds"], record.environment["commit"][:7])
+        for record in runs
+        if "certification_seconds" in record.environment
+    )
+    by_format: dict[str, dict[int, list[float]]] = {}
+    for record in runs:
+        seeds = by_format.setdefault(record.experiment.settings.precision, {})
+        seeds.setdefault(record.seed, []).append(100 * record.certificates.art)
+    arts = []
+    for form, seeds in by_format.items():
+        found = {seed: sum(values) / len(values) for seed, values in seeds.items() if seed < 2}
+        missing = "" if len(found) == 2 else f" (seed {', '.join(map(str, found))} alone)"
+        arts.append((form, f"{sum(found.values()) / len(found):.2f}{missing}"))
+    measured = (
+        step("fastibp"), step("acert"), training("training_s", 60), training("first_step_s", 1),
+        f"{certified[0][0]:g} at commit {certified[0][1]}" if certified else "-", _listed(arts),
+    )  # fmt: skip
+    rows = [(name, *TARGETS[name], found) for name, found in zip(TARGETS, measured, strict=True)]
+    return markdown(("", "required", "goal", "measured"), rows)
+
+
+def _listed(found: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{form} {value}" for form, value in found) or "-"
+
+
 def gradients_table(record: dict[str, Any]) -> str:
     keys = ("rounded", "noise_percent", "bias_percent", "radius_percent")
     header = ("rounded", "noise, %", "bias, %", "change of radii, %")
@@ -261,6 +312,7 @@ def rendered(text: str, results: Path = RESULTS) -> str:
     joined, runs = read("processes-cuda", results), cifar_runs(results)
     made["scale"] = scale_table(joined) if joined else UNMEASURED.format(COMMANDS["scale"])
     made["formats"] = formats_table(runs) if runs else UNMEASURED.format(COMMANDS["formats"])
+    made["targets"] = targets_table(results, runs)
     return filled(text, made)
 
 

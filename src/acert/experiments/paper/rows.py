@@ -25,7 +25,12 @@ __all__ = ["PARTS", "ROWS", "TOLERANCE_STEPS", "find", "selected"]
 # With at most this many steps Brent's bracket is always within xtol = 1e-6 of a root that is
 # looked for up to 8.8/255: the paper's 100 are a limit that is never reached either.
 TOLERANCE_STEPS = 18
-_PATHS = {"max_radius": "settings.max_radius", "steps": ROOT_STEPS, "schedule": "radius_schedule"}
+_PATHS = {
+    "max_radius": "settings.max_radius",
+    "steps": ROOT_STEPS,
+    "schedule": "radius_schedule",
+    "precision": "precision",
+}
 
 
 # -- runs: several rows share one -----------------------------------------------------------
@@ -77,7 +82,11 @@ _CIFAR10 = {
     "acert-tolerance": _cifar10("acert", "acert-k0-tolerance", steps=str(TOLERANCE_STEPS)),
     **{
         f"{method}-k{kappa:g}-unscheduled": _cifar10(
-            method, f"{method}-k{kappa:g}-unscheduled", kappa, schedule="FullRadius"
+            method,
+            f"{method}-k{kappa:g}-unscheduled",
+            kappa,
+            schedule="FullRadius",
+            precision="tf32",
         )
         for method, kappa in (("fastibp", 0.0), ("fastibp", 0.8), ("acert", 0.0), ("acert", 0.25))
     },
