@@ -74,7 +74,7 @@ def trade_off(groups: Sequence[Group]) -> Figure:
             axes.plot(x[front], y[front], **{**style, "marker": ""}, zorder=2)
             axes.errorbar(
                 x, y, xerr=[one.dx for one in mine], yerr=[one.dy for one in mine],
-                ecolor=series.look.light, elinewidth=0.8, zorder=3,
+                ecolor=series.look.light, elinewidth=0.8, zorder=3, clip_on=False,
                 **{**style, "linestyle": "none"},
             )  # fmt: skip
             axes.plot([], [], label=plain(series.label), **style)
