@@ -172,3 +172,19 @@ def test_l1_is_the_sum_of_absolute_weights():
     value.backward()
     assert model[0].weight.grad.flatten().tolist() == [1.0, -1.0]
     assert model[3].bias.grad is None
+
+
+def test_gradients_keep_the_layout_of_channels_last_convolutions():
+    seen = []
+    conv = nn.Conv2d(3, 4, 3, padding=1).to(memory_format=torch.channels_last)
+    images = torch.rand(2, 3, 5, 5).to(memory_format=torch.channels_last)
+    center, radius = conv(images), conv(images).abs()
+    for tensor in (center, radius):
+        tensor.register_hook(seen.append)
+    first, box = Interval.ball(images, 1e-3 * images), Interval.ball(center, radius)
+    bounds = box.upper.relu() + box.lower.relu()
+    loss = bounds.square().sum() + tightness(first, [box]) + relu_balance([box])
+    loss.backward()
+    assert len(seen) == 2
+    assert all(found.is_contiguous(memory_format=torch.channels_last) for found in seen)
+    assert not any(found.is_contiguous() for found in seen)

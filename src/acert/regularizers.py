@@ -30,7 +30,9 @@ def tightness(
     r0 is the mean radius at the first layer, behind the normalisation and after clamping; ri
     that at the input of ReLU i.
     """
-    means = torch.stack([box.radius.mean() for box in (first, *relu_inputs)])
+    # Not `mean`, whose gradient is a tensor of its own in the default layout: added to the rest, it
+    # would turn the gradients of channels-last convolutions.
+    means = torch.stack([box.radius.sum() / box.numel() for box in (first, *relu_inputs)])
     if part is not None:
         means = part.total(part.share * means)
     start, here = means[0], means[1:]
