@@ -518,11 +518,31 @@ def test_docs_show_the_record():
     record = json.loads(benchmark.RECORD.read_text(encoding="utf-8"))
     text = benchmark.PAGE.read_text(encoding="utf-8")
     assert benchmark.filled(text, record) == text
-    for name in benchmark.TITLES:
-        for found in record[name]["batches"].values():
-            assert found["never_above"] and found["never_far_below"]  # noqa: PT018  one claim
-            assert found["same_prediction"]
-            assert found["logit_error"] <= 1e-6 * max(10, record[name]["largest_logit"])
+    assert benchmark.failures(record) == []
+    assert [record[name]["images"] for name in benchmark.TITLES] == [1000, 100, 1000]
+    assert all(set(record[name]["batches"]) == {"1", "7", "64"} for name in benchmark.TITLES)
+    assert not record["commit"].endswith("-modified")
+    # Two ulps, where the absolute error is not asked for.
+    assert all(
+        found["relative_logit_error"] <= 2**-22 for found in record["shipped"]["batches"].values()
+    )
+
+
+def test_the_benchmark_fails_where_a_network_does():
+    record = json.loads(benchmark.RECORD.read_text(encoding="utf-8"))
+    record["shipped"]["batches"]["7"]["logit_error"] = 1.0  # large logits: nothing is asked
+    assert benchmark.failures(record) == []
+    record["digits"]["batches"]["1"]["logit_error"] = 1.1e-5
+    record["shipped"]["batches"]["64"]["never_above"] = False
+    record["cnn7"]["batches"]["7"] |= {"same_prediction": False, "images": 70}
+    record["cnn7"]["batches"]["64"]["never_far_below"] = False
+    assert benchmark.failures(record) == [
+        "digits, batch 1: logits differ by 1.1e-05",
+        "cnn7, batch 7: another class is predicted",
+        "cnn7, batch 7: images are missing",
+        "cnn7, batch 64: a radius is far below the library's",
+        "shipped, batch 64: a radius is above the library's",
+    ]
 
 
 def test_benchmarks_are_refused_by_what_is_wrong(tmp_path):
