@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from acert.bounds.checks import check_images, check_model
 from acert.deploy.classifier import CertifiedClassifier
+from acert.deploy.plain_graph import simplify
 from acert.errors import AcertError, UnsupportedOperation
 from acert.radius import certified_radius
 from acert.version import __version__
@@ -94,6 +95,7 @@ def write_plain(
     check_model(model, images)
     check_images(images, None)
     program = _program(model, images, ["logits"], batch=batch)
+    simplify(program.model.graph)
     _write(program, path, {"training": json.dumps(record or {})})
 
 
