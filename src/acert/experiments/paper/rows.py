@@ -8,8 +8,8 @@ text. Numbers are in per cent, as printed. Rows stand in order of worth, worthie
 >>> find("table1/cifar10/acert-k0").published.art
 50.96
 >>> " ".join(find("table2/cifar10/acert-k0").training.train_words(seed=0))
-'acert train --dataset cifar10 --method acert --kappa 0 --set radius_schedule=FullRadius --seed 0 \
---train-on-all'
+'acert train --dataset cifar10 --method acert --kappa 0 --set radius_schedule=FullRadius \
+--set precision=tf32 --seed 0 --train-on-all'
 """
 
 from __future__ import annotations
