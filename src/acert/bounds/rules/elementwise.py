@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from acert.bounds.interval import Interval, ball_in_place, refuse
+from acert.bounds.interval import Interval, refuse
+from acert.bounds.pending import ball_in_place
 from acert.bounds.table import rule
 
 # Where GELU and SiLU are smallest. The slope there is 0, so the last digit is of no account.
@@ -44,18 +45,37 @@ def relu(input: Interval) -> Interval:
         # A copy: an in-place ReLU goes on to overwrite the interval itself.
         input.bound_pass.relu_inputs.append(input.map(lambda x: x))
     if input.bound_pass.fold and input.is_ball and not torch.compiler.is_compiling():
-        return Interval.ball(*_BallRelu.apply(*input.as_ball()))  # type: ignore[no-untyped-call]
+        pending = input.pending
+        if torch.is_grad_enabled():
+            return Interval.ball(*_BallRelu.apply(*input.as_ball()))  # type: ignore[no-untyped-call]
+        if pending is None or pending.graded:
+            return Interval.ball(*_relu_of_ball(*input.as_ball()))
+        # Were the model to use its input once more, that would be computed once more.
+        center, radius = pending.ball()
+        return Interval.ball(*_relu_of_ball(center, radius, out=(center, radius)))
     lower, upper = input.own_ends()
     return Interval(lower.relu_(), upper.relu_())
 
 
+def _relu_of_ball(
+    center: Tensor, radius: Tensor, *, out: tuple[Tensor | None, Tensor | None] = (None, None)
+) -> tuple[Tensor, Tensor]:
+    """ReLU of a ball in few passes over memory, which cost an eager CPU more than arithmetic.
+
+    Half the upper end, or 0 if that is negative, is center and radius of a ball cut by 0. One above
+    0 has the larger center and the smaller radius and keeps both.
+    """
+    half = torch.lerp(center, radius, 0.5).relu_()
+    smaller = torch.minimum(half, radius, out=out[1])
+    return torch.maximum(half, center, out=half if out[0] is None else out[0]), smaller
+
+
 class _BallRelu(torch.autograd.Function):
-    """ReLU of a ball in few passes over memory, which cost an eager CPU more than arithmetic."""
+    """ReLU of a ball with a backward pass of its own, in few passes over memory as well."""
 
     @staticmethod
     def forward(ctx: Any, center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        lower, upper = (center - radius).relu_(), (center + radius).relu_()
-        center, radius = ball_in_place(lower, upper)
+        center, radius = _relu_of_ball(center, radius)
         ctx.save_for_backward(center, radius)
         return center, radius
 
