@@ -207,14 +207,6 @@ class Interval:
         return self._center is not None or self._pending is not None
 
     @property
-    def pending(self) -> Pending | None:
-        """What this box will come out of, as long as nobody has asked for its numbers.
-
-        Whoever computes it from here has memory of their own.
-        """
-        return self._pending
-
-    @property
     def convolution(self) -> Convolution | None:
         """The convolution this box will come out of."""
         return self._pending if isinstance(self._pending, Convolution) else None

@@ -1,8 +1,8 @@
 """Balls that are not computed yet, as the bound passes of a training step hold them.
 
-What comes next may make them cheaper: a batch norm scales the weights of a convolution, and what
-is computed only now may be overwritten by whoever asked for it. On a CPU new memory costs more
-than the arithmetic.
+What comes next may make them cheaper: a batch norm scales the weights of a convolution, and sums
+and products go into the memory of a box that nobody has seen. On a CPU new memory costs more than
+the arithmetic.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Chain(NamedTuple):
     start: Callable[[], tuple[Tensor, Tensor]]
     like: Tensor
     steps: tuple[Callable[[Tensor, Tensor], object], ...] = ()
-    graded: bool = False
 
     def takes(self, constant: Tensor) -> bool:
         """Whether a step with this constant needs no gradient and no other memory."""
