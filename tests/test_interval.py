@@ -11,7 +11,7 @@ import acert
 from acert import Interval
 from acert.bounds import propagate
 from acert.bounds.bound_pass import BoundPass
-from acert.bounds.interval import ball_in_place
+from acert.bounds.pending import ball_in_place
 from acert.bounds.propagation import _Everywhere
 from acert.bounds.rounding import FLOAT32, REAL
 

@@ -199,7 +199,7 @@ def test_kappa_1_without_regularisers_is_standard(method):
         torch.autograd.grad(standard, list(model.parameters())),
         strict=True,
     ):
-        assert torch.equal(mine, other)
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)  # summed in another order
 
 
 def test_fastibp_equals_acert_where_every_radius_is_the_cap():
@@ -217,7 +217,7 @@ def test_fastibp_equals_acert_where_every_radius_is_the_cap():
         torch.autograd.grad(fixed["loss"], list(model.parameters())),
         strict=True,
     ):
-        assert torch.equal(mine, other)
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)  # summed in another order
 
 
 # -- what regularises -------------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_only_the_clean_pass_moves_running_statistics():
     objective(model, images, labels, images, scalars().float(), regularize=True)
     alone(images)
     for mine, other in zip(model.buffers(), alone.buffers(), strict=True):
-        assert torch.equal(mine, other)
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)  # summed in another order
 
 
 # -- compiled ---------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_compiled_step_equals_eager(method, regularize):
 @pytest.mark.parametrize("build", [cnn7, small_resnet])
 @pytest.mark.parametrize("method", METHODS)
 def test_shortcuts_of_the_eager_step_change_nothing(method, build, regularize, monkeypatch):
-    """Folded batch norm, ReLU of balls and two-pass statistics against the compiled step's way."""
+    """Folded batch norm, balls in each other's memory, statistics once: as in the compiled step."""
     results = []
     for plain in (False, True):
         torch.manual_seed(0)

@@ -12,6 +12,9 @@ from torch import nn
 
 import acert
 from acert import models
+from acert.bounds import Interval
+from acert.bounds.bound_pass import BoundPass
+from acert.bounds.margin import upper_differences
 
 ACTIVATIONS = {
     "relu": nn.ReLU,
@@ -92,6 +95,21 @@ def test_margin_of_a_hidden_layer_by_hand():
     assert elided.tolist() == [[0.0, -1.0]]  # z1 - z0 = -2 h1 - 1
     assert acert.certified_margin(model, images, labels, 0.25, elide=False).tolist() == [0.0]
     assert acert.certified_margin(model, images, labels, 0.25).tolist() == [-1.0]
+
+
+@pytest.mark.parametrize("classes", [2, 16, 17])
+def test_differences_of_a_training_step_are_those_of_any_pass(classes):
+    """Few classes take all pairs at once there: the same in value and in gradient."""
+    torch.manual_seed(0)
+    layer = nn.Linear(5, classes).double()
+    center, radius = torch.randn(7, 5).double(), torch.rand(7, 5).double().requires_grad_()
+    labels, results = torch.arange(7) % classes, []
+    for fold in (False, True):
+        output = layer(Interval.ball(center, radius).within(BoundPass(fold=fold)))
+        differences = upper_differences(output, labels)
+        gradients = torch.autograd.grad(differences.sin().sum(), [radius, *layer.parameters()])
+        results.append((differences, gradients))
+    torch.testing.assert_close(*results, atol=1e-13, rtol=1e-12)
 
 
 @pytest.mark.parametrize("elide", [True, False])

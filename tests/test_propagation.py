@@ -12,7 +12,7 @@ import acert
 from acert import BatchStatistics
 from acert.bounds import Interval, propagate
 from acert.bounds.bound_pass import BoundPass
-from acert.bounds.interval import Convolution
+from acert.bounds.pending import Convolution
 from acert.bounds.propagation import evaluation_logits
 from acert.models import small_resnet
 
@@ -127,6 +127,36 @@ def test_the_gradient_flows_through_the_statistics():
     bounds = acert.interval_bounds(layer, batch - 0.2, batch + 0.3, statistics=fixed)
     (held,) = torch.autograd.grad((coefficients * torch.stack(bounds.ends())).sum(), batch)
     assert float((held - expected[0]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (lambda: nn.BatchNorm2d(3), (6, 3, 4, 5)),
+        (lambda: nn.BatchNorm2d(3, affine=False, momentum=None), (6, 3, 4, 5)),
+        (lambda: nn.BatchNorm1d(3, track_running_stats=False), (6, 3)),
+        (lambda: nn.BatchNorm1d(3, momentum=0.3, eps=0.1), (6, 3, 4)),
+    ],
+)
+def test_quick_batch_norm_is_batch_norm(build, shape):
+    """In output, statistics, running statistics and the gradient of all three."""
+    torch.manual_seed(0)
+    batch = (torch.randn(shape, dtype=torch.float64) * 3 + 2).requires_grad_()
+    results = []
+    for quick in (False, True):
+        layer = build().double()
+        for parameter in layer.parameters():
+            parameter.data = torch.tensor([0.5, -2.0, 0.0], dtype=torch.float64)
+        logits, ((mean, variance),) = acert.bounds.clean_pass(layer, batch, quick=quick)
+        loss = (logits.sin().sum() + 3 * mean.cos().sum() + variance.exp().sum()) / 5
+        gradients = torch.autograd.grad(loss, [batch, *layer.parameters()])
+        results.append((logits, mean, variance, gradients, list(layer.buffers())))
+    torch.testing.assert_close(*results, atol=1e-12, rtol=1e-11)
+
+
+def test_quick_batch_norm_refuses_one_value_a_channel():
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        acert.bounds.clean_pass(nn.BatchNorm1d(3), images(1, 3), quick=True)
 
 
 # -- batch norm folded into convolutions ----------------------------------------------------

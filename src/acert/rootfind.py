@@ -48,12 +48,19 @@ class RootResult(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Brackets and what Brent's method remembers, each (B,); a, d and e are Brent's names."""
+    """Brackets and what Brent's method remembers, each (B,); a to e are Brent's names.
+
+    What it remembers of a sample that is done means nothing.
+    """
 
     lower: Tensor
     f_lower: Tensor
     upper: Tensor
     f_upper: Tensor
+    b: Tensor  # the end of the bracket with the smaller |f|
+    f_b: Tensor
+    c: Tensor  # the other end
+    f_c: Tensor
     a: Tensor  # the best point before the present one
     f_a: Tensor
     d: Tensor  # the last step
@@ -62,10 +69,10 @@ class _State(NamedTuple):
 
     @classmethod
     def start(cls, lower: Tensor, f_lower: Tensor, upper: Tensor, f_upper: Tensor) -> "_State":
+        ends = lower, f_lower, upper, f_upper
+        b, f_b, c, f_c = _best_first(*ends)
         width = upper - lower
-        state = cls(lower, f_lower, upper, f_upper, lower, f_lower, width, width, width)
-        _, _, c, f_c = state.best_and_other_end()
-        return state._replace(a=c, f_a=f_c, schedule=_LAG * state.half_width)
+        return cls(*ends, b, f_b, c, f_c, c, f_c, width, width, (0.5 * _LAG) * width)
 
     @property
     def midpoint(self) -> Tensor:
@@ -75,37 +82,38 @@ class _State(NamedTuple):
     def half_width(self) -> Tensor:
         return 0.5 * (self.upper - self.lower)
 
-    def best_and_other_end(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Brent's b, f(b), c, f(c): |f| is smaller at b."""
-        lower_is_best = self.f_lower.abs() < self.f_upper.abs()
-        b = torch.where(lower_is_best, self.lower, self.upper)
-        f_b = torch.where(lower_is_best, self.f_lower, self.f_upper)
-        c = torch.where(lower_is_best, self.upper, self.lower)
-        f_c = torch.where(lower_is_best, self.f_upper, self.f_lower)
-        return b, f_b, c, f_c
-
     def narrowed(self, x: Tensor, f_x: Tensor, active: Tensor) -> "_State":
-        """The state once f(x) is known; samples that are not active stay as they are."""
-        b, f_b, _, _ = self.best_and_other_end()
+        """The state once f(x) is known; brackets that are not active stay as they are."""
         below = f_x < 0
-        bracket = self._replace(
-            lower=torch.where(below, x, self.lower),
-            f_lower=torch.where(below, f_x, self.f_lower),
-            upper=torch.where(below, self.upper, x),
-            f_upper=torch.where(below, self.f_upper, f_x),
+        raised = active & below
+        lowered = active ^ raised
+        ends = (
+            torch.where(raised, x, self.lower),
+            torch.where(raised, f_x, self.f_lower),
+            torch.where(lowered, x, self.upper),
+            torch.where(lowered, f_x, self.f_upper),
         )
-        x_is_best = bracket.best_and_other_end()[0] == x
+        b, f_b, c, f_c = _best_first(*ends)
+        x_is_best = b == x
+        a = torch.where(x_is_best, self.b, x)
+        f_a = torch.where(x_is_best, self.f_b, f_x)
+        d = x - self.b
         # After a bisection or a change of sign, older steps say nothing about the next one.
-        forget = (x == self.midpoint) | (below != (f_b < 0))
-        after = bracket._replace(
-            a=torch.where(x_is_best, b, x),
-            f_a=torch.where(x_is_best, f_b, f_x),
-            d=x - b,
-            e=torch.where(forget, x - b, self.d),
-            schedule=0.5 * self.schedule,
-        )
-        pairs = zip(after, self, strict=True)
-        return _State(*[torch.where(active, new, old) for new, old in pairs])
+        forget = (x == self.midpoint) | (below != (self.f_b < 0))
+        e = torch.where(forget, d, self.d)
+        return _State(*ends, b, f_b, c, f_c, a, f_a, d, e, 0.5 * self.schedule)
+
+
+def _best_first(
+    lower: Tensor, f_lower: Tensor, upper: Tensor, f_upper: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Brent's b, f(b), c, f(c): |f| is smaller at b."""
+    lower_is_best = f_lower.abs() < f_upper.abs()
+    b = torch.where(lower_is_best, lower, upper)
+    f_b = torch.where(lower_is_best, f_lower, f_upper)
+    c = torch.where(lower_is_best, upper, lower)
+    f_c = torch.where(lower_is_best, f_upper, f_lower)
+    return b, f_b, c, f_c
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,39 +182,42 @@ class Solver(ABC):
 
         if f_lower is None:
             f_lower = evaluated(lower, torch.ones_like(lower, dtype=torch.bool))
-        f_lower = _values("f_lower", f_lower, like=lower)
+        else:
+            f_lower = _values("f_lower", f_lower, like=lower)
         positive = f_lower >= 0
         if f_upper is None:
             f_upper = evaluated(upper, ~positive)
-        f_upper = _values("f_upper", f_upper, like=upper)
+        else:
+            f_upper = _values("f_upper", f_upper, like=upper)
         negative = ~positive & (f_upper < 0)
+        done = positive | negative
 
         state = _State.start(lower, f_lower, upper, f_upper)
         steps = torch.zeros_like(lower, dtype=torch.int32)
         for _ in range(self.max_steps):
-            active = ~(positive | negative | self._converged(state))
+            active = ~(done | self._converged(state))
             if not fixed_steps and not active.any():
                 break
             x = torch.where(active, self._proposal(state), state.lower)
             state = state.narrowed(x, evaluated(x, active), active)
             steps = steps + active
 
-        converged = self._converged(state)
-        status = torch.where(converged, RootStatus.CONVERGED, RootStatus.UNCONVERGED)
-        status = torch.where(negative, RootStatus.NEGATIVE_THROUGHOUT, status)
-        status = torch.where(positive, RootStatus.POSITIVE_THROUGHOUT, status).to(torch.uint8)
+        status = torch.full_like(lower, RootStatus.UNCONVERGED, dtype=torch.uint8)
+        status = status.masked_fill(self._converged(state), RootStatus.CONVERGED)
+        status = status.masked_fill(negative, RootStatus.NEGATIVE_THROUGHOUT)
+        status = status.masked_fill(positive, RootStatus.POSITIVE_THROUGHOUT)
         below = torch.where(negative, upper, state.lower)
         above = torch.where(positive, lower, state.upper)
         return RootResult(below, above, _secant_root(state).clamp(below, above), status, steps)
 
-    def _tolerance(self, x: Tensor) -> Tensor:
-        kind = torch.finfo(x.dtype)
-        return max(self.xtol, kind.tiny) + max(self.rtol, 4 * kind.eps) * x.abs()
+    def _tolerance(self, magnitude: Tensor) -> Tensor:
+        kind = torch.finfo(magnitude.dtype)
+        return max(self.xtol, kind.tiny) + max(self.rtol, 4 * kind.eps) * magnitude
 
     def _converged(self, state: _State) -> Tensor:
         # The end nearer to zero gives the smaller tolerance: the root's own is no smaller.
         nearest = torch.minimum(state.lower.abs(), state.upper.abs())
-        return state.half_width < 0.5 * self._tolerance(nearest)
+        return state.upper - state.lower < self._tolerance(nearest)
 
 
 @final
@@ -229,21 +240,21 @@ class Brent(Solver):
     """
 
     def _proposal(self, state: _State) -> Tensor:
-        a, f_a, e = state.a, state.f_a, state.e
-        b, f_b, c, f_c = state.best_and_other_end()
-        m = 0.5 * (c - b)
+        a, f_a, b, f_b, c, f_c = state.a, state.f_a, state.b, state.f_b, state.c, state.f_c
+        width = c - b
         # The shortest step. Anything less, and the far end would never come near the root.
-        delta = 0.5 * self._tolerance(b)
+        delta = 0.5 * self._tolerance(b.abs())
 
         s, q, r = f_b / f_a, f_a / f_c, f_b / f_c
-        secant = 2 * m * s / (s - 1)
-        quadratic = s * (2 * m * q * (q - r) - (b - a) * (r - 1)) / ((q - 1) * (r - 1) * (1 - s))
+        secant = width * s / (s - 1)
+        quadratic = s * (width * q * (q - r) - (b - a) * (r - 1)) / ((q - 1) * (r - 1) * (1 - s))
         step = torch.where(a == c, secant, quadratic)
 
-        safe = f_c.isfinite() & (f_b.abs() < f_a.abs()) & (e.abs() > delta)
-        safe &= 2 * step.abs() < torch.minimum(e.abs(), 3 * m.abs() - delta)
-        arrived = safe & (step.abs() <= delta)
-        step = torch.where(arrived, delta.copysign(m), step)
+        length, before = step.abs(), state.e.abs()
+        safe = (f_c.abs() < math.inf) & (f_b.abs() < f_a.abs()) & (before > delta)
+        safe &= 2 * length < torch.minimum(before, 1.5 * width.abs() - delta)
+        arrived = safe & (length <= delta)
+        step = torch.where(arrived, delta.copysign(width), step)
         return _on_schedule(state, torch.where(safe, b + step, state.midpoint), arrived)
 
 
@@ -260,7 +271,7 @@ def _on_schedule(state: _State, x: Tensor, arrived: Tensor) -> Tensor:
 
 
 def _secant_root(state: _State) -> Tensor:
-    finite = state.f_lower.isfinite() & state.f_upper.isfinite()
+    finite = torch.maximum(state.f_lower.abs(), state.f_upper.abs()) < math.inf
     # The ratio may overflow harmlessly; the difference of the two would give inf / inf.
     ratio = state.f_upper / state.f_lower
     weight = torch.where(finite & (ratio <= 0), 1 / (1 - ratio), 0.5)
@@ -270,7 +281,7 @@ def _secant_root(state: _State) -> Tensor:
 def _values(name: str, values: Tensor, *, like: Tensor) -> Tensor:
     """The values, of the right kind, with +inf for NaN."""
     _check_like(name, values, like)
-    return torch.where(values.isnan(), math.inf, values)
+    return values.nan_to_num(math.inf, math.inf, -math.inf)
 
 
 def _check_like(name: str, values: Tensor, like: Tensor) -> None:

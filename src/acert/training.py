@@ -265,7 +265,8 @@ class Trainer:
 
     def images(self, batch: Batch) -> Tensor:
         """The images of a batch, augmented, as the model takes them."""
-        images = self.train.images[batch.index]
+        # On a CPU an index in brackets copies bytes one by one.
+        images = self.train.images.index_select(0, batch.index)
         if batch.draws is not None:
             assert self.settings.augmentation is not None
             images = augment(images, batch.draws, padding=self.settings.augmentation.padding)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import resolve_name
 
 from acert.bounds.bound_pass import BatchStatistics, BoundPass, Source
+from acert.bounds.pending import Chain, Convolution, Pending
 from acert.bounds.rounding import OWN_UNIT, Rounding
 from acert.bounds.table import RULES, Entry, Function
 from acert.errors import InvalidInput, UnsupportedOperation
@@ -34,21 +35,6 @@ class Affine(NamedTuple):
     underflow: Tensor | None
 
 
-class Convolution(NamedTuple):
-    """A convolution of a ball, not computed yet: a batch norm behind it scales its weights.
-
-    `graded` is whether gradients were on where the model called it: they may not be where its
-    numbers are asked for.
-    """
-
-    operation: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    center: Tensor
-    radius: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    graded: bool
-
-
 class Interval:
     """All x with lower <= x <= upper, element by element. Frozen: rules return new ones.
 
@@ -60,11 +46,11 @@ class Interval:
     __slots__ = (
         "_affine",
         "_center",
-        "_convolution",
         "_lower",
         "_memory",
         "_operation",
         "_pass",
+        "_pending",
         "_radius",
         "_source",
         "_upper",
@@ -75,7 +61,7 @@ class Interval:
     _center: Tensor | None
     _radius: Tensor | None
     _affine: Affine | None
-    _convolution: Convolution | None
+    _pending: Pending | None
     _operation: Function | None
     _pass: BoundPass
     _memory: list[int]
@@ -98,10 +84,10 @@ class Interval:
         return interval
 
     @classmethod
-    def of(cls, convolution: Convolution) -> Interval:
-        """The result of a convolution, which is computed once it is asked for."""
+    def of(cls, pending: Pending) -> Interval:
+        """A ball that is computed once it is asked for."""
         interval = cls.__new__(cls)
-        interval._fill(convolution=convolution)
+        interval._fill(pending=pending)
         return interval
 
     def _fill(self, **fields: Any) -> None:
@@ -109,7 +95,7 @@ class Interval:
             object.__setattr__(self, "_" + name, fields.get(name))
         object.__setattr__(self, "_pass", fields.get("bound_pass") or BoundPass())
         object.__setattr__(self, "_affine", fields.get("affine"))
-        object.__setattr__(self, "_convolution", fields.get("convolution"))
+        object.__setattr__(self, "_pending", fields.get("pending"))
         object.__setattr__(self, "_operation", None)
         object.__setattr__(self, "_source", fields.get("source"))
         object.__setattr__(self, "_memory", [0])
@@ -150,12 +136,11 @@ class Interval:
 
     def as_ball(self) -> tuple[Tensor, Tensor]:
         """(center, radius), rounded outward if the pass is rounding-safe."""
-        if self._convolution is not None:
-            operation, center, radius, weight, bias, graded = self._convolution
-            with torch.set_grad_enabled(graded):
-                object.__setattr__(self, "_center", operation(center, weight, bias))
-                object.__setattr__(self, "_radius", operation(radius, weight.abs(), None))
-            object.__setattr__(self, "_convolution", None)
+        if self._pending is not None:
+            center, radius = self._pending.ball()
+            object.__setattr__(self, "_center", center)
+            object.__setattr__(self, "_radius", radius)
+            object.__setattr__(self, "_pending", None)
         if self._center is None or self._radius is None:
             assert self._lower is not None and self._upper is not None
             # In place: on a CPU new memory costs more than the arithmetic.
@@ -219,12 +204,17 @@ class Interval:
     @property
     def is_ball(self) -> bool:
         """Whether the box has the form (center, radius), or will have once computed."""
-        return self._center is not None or self._convolution is not None
+        return self._center is not None or self._pending is not None
 
     @property
     def convolution(self) -> Convolution | None:
-        """The convolution this box will come out of, as long as nobody has asked for numbers."""
-        return self._convolution
+        """The convolution this box will come out of."""
+        return self._pending if isinstance(self._pending, Convolution) else None
+
+    @property
+    def chain(self) -> Chain | None:
+        """The chain of sums and products this box will come out of."""
+        return self._pending if isinstance(self._pending, Chain) else None
 
     @property
     def affine(self) -> Affine | None:
@@ -250,6 +240,8 @@ class Interval:
 
     @property
     def _any(self) -> Tensor:
+        if isinstance(self._pending, Chain):
+            return self._pending.like
         tensor = self.as_ball()[0] if self.is_ball else self._lower
         assert tensor is not None
         return tensor
@@ -273,7 +265,7 @@ class Interval:
     def ndim(self) -> int:
         """Number of axes."""
         # Batch norm asks for it, and is not to have the convolution computed.
-        return self._any.ndim if self._convolution is None else self._convolution.center.ndim
+        return self._any.ndim if self.convolution is None else self.convolution.center.ndim
 
     def dim(self) -> int:
         """Number of axes."""
@@ -379,7 +371,7 @@ class Interval:
     def _overwrite(self, result: Interval) -> Interval:
         """Takes over `result` in place; other views of this memory become unusable."""
         for name in (
-            "_lower", "_upper", "_center", "_radius", "_affine", "_convolution", "_operation",
+            "_lower", "_upper", "_center", "_radius", "_affine", "_pending", "_operation",
             "_source",
         ):  # fmt: skip
             object.__setattr__(self, name, getattr(result, name))
@@ -464,15 +456,6 @@ def _of_sample(magnitude: Tensor, ndim: int) -> Tensor:
     return magnitude.reshape(len(magnitude), -1).amax(1).reshape(-1, *[1] * (ndim - 1))
 
 
-def ball_in_place(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """(lower + upper) / 2 and (upper - lower) / 2 in the memory of the two, without gradient.
-
-    On a CPU new memory costs more than the arithmetic.
-    """
-    center = upper.lerp_(lower, 0.5)
-    return center, torch.sub(center, lower, out=lower)
-
-
 def copied(value: Any) -> Any:
     """`value`, with copies that share their tensors in place of the intervals in it."""
     if isinstance(value, (list, tuple)):
@@ -482,7 +465,7 @@ def copied(value: Any) -> Any:
     copy = Interval.__new__(Interval)
     copy._fill(
         lower=value._lower, upper=value._upper, center=value._center, radius=value._radius,
-        bound_pass=value._pass, source=value._source, convolution=value._convolution,
+        bound_pass=value._pass, source=value._source, pending=value._pending,
     )  # fmt: skip
     return copy
 

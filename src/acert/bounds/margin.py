@@ -27,6 +27,8 @@ from acert.errors import InvalidInput, UnsupportedOperation
 __all__ = ["box", "certified_margin", "margin", "upper_differences", "worst_case_logits"]
 
 BOUNDS = ("ibp", "crown-ibp")
+# With more, all pairs of classes take longer than the pairs that a batch asks for.
+_FEW_CLASSES = 16
 
 
 def certified_margin(
@@ -96,9 +98,17 @@ def check_bounds(bounds: str) -> None:
 
 
 def box(
-    images: Tensor, radius: Tensor, domain: Domain, *, rounding: Rounding | None = None
+    images: Tensor,
+    radius: Tensor,
+    domain: Domain,
+    *,
+    rounding: Rounding | None = None,
+    graded: bool = True,
 ) -> Interval:
-    """[x - radius, x + radius] inside the domain, rounded outward for a rounding-safe pass."""
+    """[x - radius, x + radius] inside the domain, rounded outward for a rounding-safe pass.
+
+    One that nobody differentiates takes less memory, which on a CPU costs more than arithmetic.
+    """
     radius = radius.reshape(-1, *[1] * (images.ndim - 1))
     lower, upper = images - radius, images + radius
     if rounding is not None:
@@ -109,22 +119,27 @@ def box(
         if images.dtype is torch.float64:
             # A float32 image may lie beyond an end that it was checked against as float32.
             low, high = torch.minimum(low, images), torch.maximum(high, images)
-        lower, upper = torch.maximum(lower, low), torch.minimum(upper, high)
+        lower = torch.maximum(lower, low, out=None if graded else lower)
+        upper = torch.minimum(upper, high, out=None if graded else upper)
     return Interval(lower, upper).within(BoundPass(rounding))
 
 
 def margin(worst_case: Tensor, labels: Tensor) -> Tensor:
     """max_{i != y} of the worst-case logits less that at the label, shape (batch,)."""
-    own = F.one_hot(labels.long(), worst_case.shape[1]).bool()
-    others = worst_case.masked_fill(own, -math.inf).amax(1)
-    return others - worst_case.gather(1, labels.long().unsqueeze(1)).squeeze(1)
+    labels = labels.long().unsqueeze(1)
+    others = worst_case.masked_fill(_own(labels, worst_case), -math.inf).amax(1)
+    return others - worst_case.gather(1, labels).squeeze(1)
+
+
+def _own(labels: Tensor, logits: Tensor) -> Tensor:
+    """Where each row of the logits has its label, of (batch, 1); `F.one_hot` takes more calls."""
+    return labels == torch.arange(logits.shape[1], device=labels.device)
 
 
 def plain_worst_case(output: Interval, labels: Tensor) -> Tensor:
     """Upper bounds everywhere, the lower bound at the label (Eq. 6)."""
     lower, upper = output.ends()
-    own = F.one_hot(labels.long(), upper.shape[1]).bool()
-    return torch.where(own, lower, upper)
+    return torch.where(_own(labels.long().unsqueeze(1), upper), lower, upper)
 
 
 def tighter_differences(output: Interval, labels: Tensor, worst_case: Tensor) -> Tensor:
@@ -141,21 +156,34 @@ def upper_differences(output: Interval, labels: Tensor) -> Tensor:
             "`elide=True` needs a model whose last operation is a linear layer; the last one "
             f"was {output.operation}. Pass `elide=False` for the plain margin (Eq. 3)"
         )
-    labels = labels.long()
+    column = labels.long().unsqueeze(1)
     inner, weight, _, _ = output.affine
     center, radius = inner.as_ball()
     weight = weight.to(center.dtype)
-    spread = (weight - weight[labels].unsqueeze(1)).abs()  # |W_i - W_y|, (batch, classes, inputs)
-    reach = (spread @ radius.unsqueeze(2)).squeeze(2)
+    reach = _reach(weight, column, radius, together=output.bound_pass.fold)
     logits = output.center
     if logits.dtype != center.dtype:  # under autocast: the last layer is worth its full precision
         logits = F.linear(center, weight, output.affine.bias)
-    difference = logits - logits.gather(1, labels.unsqueeze(1))
+    difference = logits - logits.gather(1, column)
     if output.rounding is not None:
-        reach = _safe_reach(output, output.affine, reach, labels)
+        reach = _safe_reach(output, output.affine, reach, column)
     # Exactly 0 at the label, whatever rounding adds there.
-    own = F.one_hot(labels, logits.shape[1]).bool()
-    return (difference + reach).masked_fill(own, 0.0)
+    return (difference + reach).masked_fill(_own(column, logits), 0.0)
+
+
+def _reach(weight: Tensor, labels: Tensor, radius: Tensor, *, together: bool) -> Tensor:
+    """sum_j |W_ij - W_yj| r_j, (batch, classes); `labels` are (batch, 1).
+
+    Few classes have fewer pairs than a batch has rows of differences, and a CPU multiplies all of
+    them `together` sooner than it writes the rows down.
+    """
+    classes = len(weight)
+    if together and classes <= _FEW_CLASSES and not torch.compiler.is_compiling():
+        pairs = (weight.unsqueeze(1) - weight).abs().flatten(0, 1)
+        every = F.linear(radius, pairs).view(-1, classes, classes)
+        return every.gather(1, labels.unsqueeze(2).expand(-1, 1, classes)).squeeze(1)
+    spread = (weight - weight[labels]).abs()  # |W_i - W_y|, (batch, classes, inputs)
+    return torch.bmm(spread, radius.unsqueeze(2)).squeeze(2)
 
 
 def _safe_reach(output: Interval, layer: Affine, reach: Tensor, labels: Tensor) -> Tensor:
@@ -173,5 +201,5 @@ def _safe_reach(output: Interval, layer: Affine, reach: Tensor, labels: Tensor) 
     error = rounding.gamma(summands) * F.linear(center.abs() + radius, weight, bias)
     error = (error + layer.underflow) + 4 * OWN_UNIT * output.center.abs()
     error = torch.where(output.radius.isfinite(), error, math.inf)
-    both = error + error.gather(1, labels.unsqueeze(1))
+    both = error + error.gather(1, labels)
     return (reach + both) * (1 + 4 * own_gamma(summands))

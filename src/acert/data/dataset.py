@@ -93,7 +93,7 @@ class Facts:
 
 def to_float(images: torch.Tensor) -> torch.Tensor:
     """Network inputs from stored ones: uint8 divided by 255, float32 as it is."""
-    return images.to(torch.float32) / 255 if images.dtype is torch.uint8 else images
+    return images.to(torch.float32).div_(255) if images.dtype is torch.uint8 else images
 
 
 def hold_out(dataset: Dataset, count: int | None = None) -> Dataset:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from acert.bounds import Interval, Statistics, propagate
 from acert.bounds.bound_pass import BoundPass
 from acert.bounds.checks import Domain
-from acert.bounds.interval import ball_in_place
 from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
+from acert.bounds.pending import Chain, ball_in_place
 from acert.errors import InvalidInput
 from acert.precision import products_in
 
@@ -74,11 +74,13 @@ class Step:
             return margin(self.worst_case(output), self.labels)
 
     def _box(self, images: Tensor, radius: Tensor, bound_pass: BoundPass) -> Interval:
-        start = box(images, radius, self.domain)
-        lower, upper = start.ends()
-        if bound_pass.fold and not (lower.requires_grad or torch.compiler.is_compiling()):
-            start = Interval.ball(*ball_in_place(lower, upper))
-        return start.within(bound_pass)
+        def ball() -> tuple[Tensor, Tensor]:
+            return ball_in_place(*box(images, radius, self.domain, graded=False).ends())
+
+        graded = images.requires_grad or radius.requires_grad
+        if bound_pass.fold and not (graded or torch.compiler.is_compiling()):
+            return Interval.of(Chain(ball, images)).within(bound_pass)
+        return box(images, radius, self.domain).within(bound_pass)
 
 
 @dataclass(frozen=True, kw_only=True)

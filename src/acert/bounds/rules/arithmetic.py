@@ -40,6 +40,12 @@ def add(input: Operand, other: Operand, *, alpha: float = 1) -> Interval:
             other = mul(other, alpha).within(like.bound_pass)
         else:  # scaled in our precision, not in its own
             other = _ball(other, like)[0] * alpha
+    constants = [part for part in (input, other) if not isinstance(part, Interval)]
+    chain = _interval(input, other).chain
+    if chain is not None and constants:
+        shift = constant(constants[0], like)
+        if chain.takes(shift):
+            return Interval.of(chain.then(lambda center, _: center.add_(shift)))
     (center, radius), (shift, other_radius) = _ball(input, like), _ball(other, like)
     output = center + shift
     radii = [r for r in (radius, other_radius) if r is not None]
@@ -80,8 +86,11 @@ def mul(input: Operand, other: Operand) -> Interval:
     assert isinstance(input, Interval)
     if isinstance(other, Interval):
         return _product(input, other)
+    factor = constant(other, input)
+    if input.chain is not None and input.chain.takes(factor):
+        size = factor.abs()
+        return Interval.of(input.chain.then(lambda c, r: (c.mul_(factor), r.mul_(size))))
     center, radius = input.as_ball()
-    factor, _ = _ball(other, input)
     return _scaled(input, center * factor, radius * factor.abs(), factor.abs())
 
 
@@ -95,9 +104,12 @@ def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> 
         refuse(torch.div, "only division by a constant has a rule")
     if rounding_mode is not None:
         refuse(torch.div, f"`rounding_mode` must be None; got {rounding_mode!r}")
+    divisor = constant(other, input)
+    size = divisor.abs()
+    if input.chain is not None and input.chain.takes(divisor):
+        return Interval.of(input.chain.then(lambda c, r: (c.div_(divisor), r.div_(size))))
     center, radius = input.as_ball()
-    divisor, _ = _ball(other, input)
-    return _scaled(input, center / divisor, radius / divisor.abs(), 1 / divisor.abs())
+    return _scaled(input, center / divisor, radius / size, 1 / size)
 
 
 def _scaled(input: Interval, center: Tensor, radius: Tensor, factor: Tensor) -> Interval:

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from acert.bounds.interval import Interval, ball_in_place, refuse
+from acert.bounds.interval import Interval, refuse
+from acert.bounds.pending import ball_in_place
 from acert.bounds.table import rule
 
 # Where GELU and SiLU are smallest. The slope there is 0, so the last digit is of no account.
@@ -44,18 +45,30 @@ def relu(input: Interval) -> Interval:
         # A copy: an in-place ReLU goes on to overwrite the interval itself.
         input.bound_pass.relu_inputs.append(input.map(lambda x: x))
     if input.bound_pass.fold and input.is_ball and not torch.compiler.is_compiling():
-        return Interval.ball(*_BallRelu.apply(*input.as_ball()))  # type: ignore[no-untyped-call]
+        # Without gradient, what PyTorch asks of a function with a backward pass is not needed.
+        relu_of_ball = _BallRelu.apply if torch.is_grad_enabled() else _relu_of_ball
+        return Interval.ball(*relu_of_ball(*input.as_ball()))
     lower, upper = input.own_ends()
     return Interval(lower.relu_(), upper.relu_())
 
 
+def _relu_of_ball(center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """ReLU of a ball in few passes over memory, which cost an eager CPU more than arithmetic.
+
+    Half the upper end, or 0 if that is negative, is center and radius of a ball cut by 0. One above
+    0 has the larger center and the smaller radius and keeps both.
+    """
+    half = torch.lerp(center, radius, 0.5).relu_()
+    smaller = torch.minimum(half, radius)
+    return torch.maximum(half, center, out=half), smaller
+
+
 class _BallRelu(torch.autograd.Function):
-    """ReLU of a ball in few passes over memory, which cost an eager CPU more than arithmetic."""
+    """ReLU of a ball with a backward pass of its own, in few passes over memory as well."""
 
     @staticmethod
     def forward(ctx: Any, center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        lower, upper = (center - radius).relu_(), (center + radius).relu_()
-        center, radius = ball_in_place(lower, upper)
+        center, radius = _relu_of_ball(center, radius)
         ctx.save_for_backward(center, radius)
         return center, radius
 
@@ -63,10 +76,11 @@ class _BallRelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_center: Tensor, by_radius: Tensor) -> tuple[Tensor, Tensor]:
         center, radius = ctx.saved_tensors
-        lower, upper = by_center - by_radius, by_center + by_radius
         # What came out tells which ends were above 0.
-        for gradient, end in ((lower, center - radius), (upper, center)):
-            torch.ops.aten.threshold_backward.grad_input(gradient, end, 0, grad_input=gradient)
+        end, lower = center - radius, by_center - by_radius
+        torch.ops.aten.threshold_backward.grad_input(lower, end, 0, grad_input=lower)
+        upper = torch.add(by_center, by_radius, out=end)
+        torch.ops.aten.threshold_backward.grad_input(upper, center, 0, grad_input=upper)
         return ball_in_place(lower, upper)
 
 

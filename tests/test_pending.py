@@ -1,0 +1,125 @@
+"""Balls that are computed late, and overwritten: the same numbers as computed at once."""
+
+import pytest
+import torch
+from torch import nn
+
+from acert.bounds import Interval, propagate
+from acert.bounds.bound_pass import BoundPass
+from acert.bounds.margin import box
+from acert.bounds.pending import Chain, ball_in_place
+
+SHAPE = (4, 2, 5, 5)
+
+
+class Forward(nn.Module):
+    """A convolution, a scale that is trained, two constants, and what a test makes of them."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 3, 3)
+        self.scale = nn.Parameter(torch.tensor([0.5, -2.0]).view(2, 1, 1))
+        self.register_buffer("mean", torch.tensor([0.3, 0.6]).view(2, 1, 1))
+        self.register_buffer("std", torch.tensor([-0.2, 4.0]).view(2, 1, 1))
+        self.compute = forward
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+def without_gradient(model, x):
+    y = model.convolution(x)
+    with torch.no_grad():
+        return y.relu()
+
+
+def used_beside(model, x):
+    y = model.convolution(x)
+    return y.relu() + y
+
+
+def overwritten(model, x):
+    y = x - model.mean
+    z = y / model.std
+    y *= 3
+    return z + y
+
+
+FORWARDS = {
+    "normalised": lambda model, x: model.convolution((x - model.mean) / model.std).relu(),
+    "used twice": lambda model, x: ((x - model.mean) / model.std).relu() + 2 * x,
+    "numbers": lambda model, x: (3 - x * -2) / 4 + 1,
+    "other order": lambda model, x: model.mean - model.std * x,
+    "trained scale": lambda model, x: x * model.scale + model.scale,
+    "more samples": lambda model, x: x[:1] * torch.arange(3.0).view(3, 1, 1, 1) - 1,
+    "more axes": lambda model, x: x + torch.ones(2, 1, 1, 1, 1),
+    "not computed": lambda model, x: x - model.mean,
+    "overwritten": overwritten,
+    "ReLU of a convolution": lambda model, x: model.convolution(x).relu(),
+    "ReLU used beside": used_beside,
+    "ReLU in place": lambda model, x: torch.relu_(model.convolution(x)) * 2,
+    "ReLU of a sum": lambda model, x: (model.convolution(x) + 0.1).relu(),
+    "ReLU without gradient": without_gradient,
+    "two ReLUs": lambda model, x: model.convolution(x).relu().relu(),
+}
+
+
+def results(model, images, radius, *, late, graded):
+    """Ends and gradients, with the box computed at once or late."""
+    bound_pass = BoundPass(fold=late)
+    start = box(images, radius, (0.0, 1.0))
+    if late:
+        chain = Chain(
+            lambda: ball_in_place(*box(images, radius, (0.0, 1.0), graded=False).ends()), images
+        )
+        start = Interval.of(chain)
+    with torch.set_grad_enabled(graded):
+        lower, upper = propagate(model, start.within(bound_pass)).ends()
+    model.zero_grad()
+    if lower.requires_grad:
+        (lower.sin() + 2 * upper.cos()).sum().backward()
+    return lower.detach(), upper.detach(), [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("graded", [True, False], ids=["with gradient", "without"])
+@pytest.mark.parametrize("forward", FORWARDS.values(), ids=FORWARDS.keys())
+def test_a_ball_computed_late_is_the_same_ball(forward, graded):
+    torch.manual_seed(0)
+    model = Forward(forward).double()
+    images = torch.rand(SHAPE, dtype=torch.float64)
+    radius = torch.tensor([0.0, 0.05, 0.3, 1.0], dtype=torch.float64)
+    before = [tensor.clone() for tensor in (images, *model.buffers(), *model.parameters())]
+    plain = results(model, images, radius, late=False, graded=graded)
+    late = results(model, images, radius, late=True, graded=graded)
+    torch.testing.assert_close(late, plain, atol=1e-12, rtol=1e-11)
+    after = [images, *model.buffers(), *model.parameters()]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def test_a_chain_is_computed_once_it_is_asked_for():
+    calls = []
+
+    def start():
+        calls.append(None)
+        return torch.zeros(SHAPE), torch.ones(SHAPE)
+
+    interval = Interval.of(Chain(start, torch.empty(SHAPE)))
+    output = (interval - 1) / torch.tensor(-2.0)
+    assert output.shape == SHAPE
+    assert output.ndim == 4
+    assert output.dtype == torch.float32
+    assert not calls
+    assert output.lower.unique().item() == 0.0
+    assert output.upper.unique().item() == 1.0
+    assert len(calls) == 1
+
+
+def test_relu_of_a_ball_by_hand():
+    center, radius = torch.tensor([[3.0, 1.0, -3.0, 0.0]]), torch.tensor([[1.0, 2.0, 1.0, 0.0]])
+    ball = Interval.ball(center, radius).within(BoundPass(fold=True))
+    for graded in (True, False):
+        with torch.set_grad_enabled(graded):
+            output = torch.relu(ball)
+        assert output.center.tolist() == [[3.0, 1.5, 0.0, 0.0]]
+        assert output.radius.tolist() == [[1.0, 1.5, 0.0, 0.0]]
+    assert center.tolist() == [[3.0, 1.0, -3.0, 0.0]]
