@@ -13,6 +13,7 @@ from acert.data import Augmentation, Split, to_float
 from acert.errors import InvalidInput, RunError
 from acert.losses import TERMS, Scalars
 from acert.methods import Acert, CrownIBP, FastIBP, Method, Sabr, Standard, Step
+from acert.precision import PRECISIONS
 from acert.processes import ALONE
 from acert.rootfind import Brent
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, epoch_of
@@ -448,6 +449,14 @@ def test_no_state_is_given_away_once_a_term_was_not_finite(monkeypatch):
         loop.run_epoch(halt)
     with pytest.raises(RunError, match="the standard term was not finite at step 0"):
         loop.state()
+
+
+def test_in_float16_a_wider_format_is_advised(monkeypatch):
+    loop = trainer()
+    loop.precision = PRECISIONS["float16"]
+    monkeypatch.setattr(loop, "update", lambda *_, **__: torch.full((len(TERMS),), math.inf))
+    with pytest.raises(RunError, match="at step 0: it may have left .* try precision=tf32$"):
+        loop.run_epoch()
 
 
 def test_no_state_is_given_away_with_nan_in_a_weight():

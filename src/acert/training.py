@@ -112,7 +112,7 @@ class Tally:
         )
         self.samples += samples
 
-    def check(self) -> None:
+    def check(self, advice: str = "") -> None:
         """Raises if a term was NaN or infinite, with the first such step and its term named."""
         if bool(self.failed.isfinite().any()):
             first = int(self.failed.min())
@@ -120,7 +120,7 @@ class Tally:
             terms = [name for name, step in failed if step == first]
             # The loss is the sum of the others, so it is named only if none of them is to blame.
             term = terms[1] if len(terms) > 1 else terms[0]
-            raise RunError(f"the {term} term was not finite at step {first}")
+            raise RunError(f"the {term} term was not finite at step {first}{advice}")
 
     def means(self) -> dict[str, float]:
         """The mean of each term over all samples so far."""
@@ -213,6 +213,12 @@ class Trainer:
         """Epoch under way, from 1: that of the next step, or of the last until it is reported."""
         step = self.step - 1 if self.tally.samples else self.step
         return epoch_of(step, steps_per_epoch=self.steps_per_epoch)
+
+    @property
+    def _advice(self) -> str:
+        """What to try if a term is not finite."""
+        narrow = self.precision.scales_gradients
+        return ": it may have left the range of float16, try precision=tf32" if narrow else ""
 
     def regularizes(self, step: int) -> bool:
         """Whether the regularisers are on: until the radius schedule has run its course."""
@@ -332,7 +338,7 @@ class Trainer:
                 self.tally.seconds += mark - before
                 if on_step is not None:
                     on_step(self.step)
-        self.tally.check()
+        self.tally.check(self._advice)
         means = self.tally.means()  # waits for the device, so the time is right afterwards
         seconds = self.tally.seconds + time.perf_counter() - mark
         self.tally = Tally(self.device)
@@ -351,7 +357,7 @@ class Trainer:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Every tensor of the state by name, and its numbers; refused where NaN has got in."""
-        self.tally.check()
+        self.tally.check(self._advice)
         tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
