@@ -455,7 +455,7 @@ def test_in_float16_a_wider_format_is_advised(monkeypatch):
     loop = trainer()
     loop.precision = PRECISIONS["float16"]
     monkeypatch.setattr(loop, "update", lambda *_, **__: torch.full((len(TERMS),), math.inf))
-    with pytest.raises(RunError, match="at step 0: it may have left .* try precision=tf32$"):
+    with pytest.raises(RunError, match=r"at step 0: it may have left .* try precision=tf32$"):
         loop.run_epoch()
 
 
