@@ -8,6 +8,7 @@ from acert.bounds import Interval, propagate
 from acert.bounds.bound_pass import BoundPass
 from acert.bounds.margin import box
 from acert.bounds.pending import Chain, ball_in_place
+from acert.errors import UnsupportedOperation
 
 SHAPE = (4, 2, 5, 5)
 
@@ -45,7 +46,19 @@ def overwritten(model, x):
     return z + y
 
 
+def constants_overwritten(model, x):
+    scratch = torch.full((1, 1), 2.0, dtype=torch.float64)
+    x = x * scratch
+    scratch.fill_(0.5)
+    x = x / scratch
+    scratch.fill_(0.1)
+    x = x + scratch
+    scratch.fill_(7)
+    return model.convolution(x).relu()
+
+
 FORWARDS = {
+    "constants overwritten": constants_overwritten,
     "normalised": lambda model, x: model.convolution((x - model.mean) / model.std).relu(),
     "used twice": lambda model, x: ((x - model.mean) / model.std).relu() + 2 * x,
     "numbers": lambda model, x: (3 - x * -2) / 4 + 1,
@@ -94,6 +107,19 @@ def test_a_ball_computed_late_is_the_same_ball(forward, graded):
     torch.testing.assert_close(late, plain, atol=1e-12, rtol=1e-11)
     after = [images, *model.buffers(), *model.parameters()]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("normalised", [True, False], ids=["batch norm", "alone"])
+def test_a_convolution_with_an_overwritten_weight_is_refused(normalised):
+    weight, norm = torch.ones(3, 2, 3, 3), nn.BatchNorm2d(3).eval()
+
+    def forward(model, x):
+        y = nn.functional.conv2d(x, weight)
+        weight.mul_(-2)
+        return norm(y) if normalised else y.relu()
+
+    with pytest.raises(UnsupportedOperation, match=r"was overwritten in place.*weight\.clone"):
+        results(Forward(forward), torch.rand(SHAPE), torch.zeros(4), late=True, graded=False)
 
 
 def test_a_chain_is_computed_once_it_is_asked_for():

@@ -29,7 +29,21 @@ class Own(nn.Module):
         return 1 - sums.reshape(-1, 4)
 
 
+class Cold(nn.Module):
+    """Divides by a number without axes, and by what is left of -0."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(0.7))
+        self.register_buffer("zero", torch.tensor([-0.0]))
+
+    def forward(self, images):
+        logits = images.flatten(1) / self.temperature.view(1, 1)
+        return torch.cat((logits, 1 / (-images.flatten(1) - self.zero)), 1)
+
+
 NETWORKS = {
+    "cold": (Cold(), (2, 2)),
     "normalised": (
         nn.Sequential(
             Normalize([0.1, 1e-9], [0.3, 1.000001]),
@@ -70,6 +84,7 @@ def test_the_numbers_are_those_of_the_graph_as_exported(name, batch, tmp_path, m
     torch.manual_seed(0)
     model, shape = NETWORKS[name]
     images = torch.rand(3, *shape)
+    images[0] = 0.0
     simple, raw = tmp_path / "simple.onnx", tmp_path / "raw.onnx"
     write_plain(model.eval(), images, simple, batch=batch)
     monkeypatch.setattr(onnx_file, "simplify", lambda graph: None)

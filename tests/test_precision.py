@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from tests.test_training import same, trainer, weights
+from torch import nn
 
 import acert
 from acert.losses import Objective, Scalars
@@ -66,6 +67,34 @@ def test_float16_is_closer_than_bfloat16(method, regularize):
     assert 0 < gradient < 0.02
     assert rough_terms > 1.5 * terms
     assert rough_gradient > 1.5 * gradient
+
+
+HEADS = {
+    "small_cnn": lambda: acert.models.small_cnn((3, 8, 8), 10),
+    "a layer without batch norm": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
+        nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 10),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("elide", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", HEADS)
+def test_networks_with_layers_that_no_batch_norm_follows(name, method, elide):
+    model = acert.models.ibp_init_(HEADS[name]()).train()
+    images, labels = torch.rand(16, 3, 8, 8), torch.randint(0, 10, (16,))
+    scalars = torch.tensor([RATE, CAP, PROGRESS, KAPPA, ROBUST, WEIGHT])
+    terms = {}
+    for precision in ("float32", "float16"):
+        objective = Objective(
+            method=METHODS[method](), precision=PRECISIONS[precision], elide=elide
+        )
+        found = objective(model, images, labels, images, scalars, regularize=True)
+        found[0].backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+        terms[precision] = found.detach()
+    torch.testing.assert_close(terms["float16"], terms["float32"], rtol=2e-3, atol=1e-4)
 
 
 def test_roots_alone_leave_the_other_parts_untouched():

@@ -10,6 +10,7 @@ import torch
 from acert import InvalidInput
 from acert.data import Augmentation, Dataset, Split
 from acert.experiments import recipes
+from acert.experiments.choice import chosen_experiment
 from acert.experiments.experiment import build_model, from_config, to_config
 from acert.experiments.override import field_names, number, override
 from acert.experiments.recipes import RECIPES, recipe, with_epochs
@@ -104,6 +105,29 @@ def test_what_all_recipes_of_the_paper_share(method):
     assert recipe("cifar10", method).settings.augmentation == Augmentation(padding=2, flip=True)
     wanted = Augmentation(padding=4, flip=True)
     assert recipe("tinyimagenet", method).settings.augmentation == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "precision"),
+    [
+        ({}, "float16"),
+        ({"model": "cnn7"}, "float16"),
+        ({"model": "small_cnn"}, "tf32"),
+        ({"model": "mymodels:net"}, "tf32"),
+        ({"model": "small_cnn", "changes": ["precision=float16"]}, "float16"),
+        ({"schedule": "none"}, "tf32"),
+        ({"changes": ["radius_schedule=FullRadius"]}, "tf32"),
+        (
+            {"changes": ["settings.precision = float16", "radius_schedule=FullRadius"]},
+            "float16",
+        ),
+        ({"method": "crown-ibp"}, "tf32"),
+        ({"changes": ["precision=bfloat16"], "schedule": "none"}, "bfloat16"),
+    ],
+)
+def test_float16_is_for_the_recipes_own_network_and_schedule(changes, precision):
+    experiment = chosen_experiment(dataset="cifar10", **changes)
+    assert experiment.settings.precision == precision
 
 
 # -- by name ------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def tightness(
     """
     # Not `mean`, whose gradient is a tensor of its own in the default layout: added to the rest, it
     # would turn the gradients of channels-last convolutions.
-    means = torch.stack([box.radius.sum() / box.numel() for box in (first, *relu_inputs)])
+    means = torch.stack([_total(box.radius) / box.numel() for box in (first, *relu_inputs)])
     if part is not None:
         means = part.total(part.share * means)
     start, here = means[0], means[1:]
@@ -68,7 +68,12 @@ def _sums(box: Interval) -> Tensor:
     active, inactive = (lower > 0).to(center.dtype), (upper < 0).to(center.dtype)
     on, off = center * active, center * inactive
     values = (center, on, off, on * center, off * center, active, inactive)
-    return torch.stack([value.sum() for value in values])
+    return torch.stack([_total(value) for value in values])
+
+
+def _total(values: Tensor) -> Tensor:
+    """Their sum, which half precision could not hold."""
+    return values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
 
 
 def _imbalance(one: Tensor, other: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ class Affine(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     underflow: Tensor | None
+    # Whether autocast computed it in a lower precision than its input's.
+    lowered: bool = False
 
 
 class Interval:

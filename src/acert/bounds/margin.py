@@ -157,12 +157,12 @@ def upper_differences(output: Interval, labels: Tensor) -> Tensor:
             f"was {output.operation}. Pass `elide=False` for the plain margin (Eq. 3)"
         )
     column = labels.long().unsqueeze(1)
-    inner, weight, _, _ = output.affine
+    inner, weight = output.affine.input, output.affine.weight
     center, radius = inner.as_ball()
     weight = weight.to(center.dtype)
     reach = _reach(weight, column, radius, together=output.bound_pass.fold)
     logits = output.center
-    if logits.dtype != center.dtype:  # under autocast: the last layer is worth its full precision
+    if output.affine.lowered:  # the last layer is worth its full precision
         logits = F.linear(center, weight, output.affine.bias)
     difference = logits - logits.gather(1, column)
     if output.rounding is not None:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from acert.errors import UnsupportedOperation
+
 __all__ = ["Chain", "Convolution", "Pending", "ball_in_place"]
 
 
@@ -20,7 +22,7 @@ class Convolution(NamedTuple):
     """A convolution of a ball: a batch norm behind it scales its weights.
 
     `graded` is whether gradients were on where the model called it: they may not be where its
-    numbers are asked for.
+    numbers are asked for. `versions` tell whether its parameters are still what they were.
     """
 
     operation: Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -29,9 +31,37 @@ class Convolution(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     graded: bool
+    versions: tuple[int, ...] = ()
+
+    @classmethod
+    def called(
+        cls,
+        operation: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+        center: Tensor,
+        radius: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> Convolution:
+        """The convolution as it is where the model calls it."""
+        graded = torch.is_grad_enabled()
+        return cls(operation, center, radius, weight, bias, graded, _versions(weight, bias))
+
+    def check(self) -> None:
+        """Refuses a convolution whose parameters were overwritten since it was called."""
+        if self.versions != _versions(self.weight, self.bias):
+            raise UnsupportedOperation(
+                "the weight or bias of a convolution was overwritten in place after the model "
+                "called it: call it with a copy (`weight.clone()`)"
+            )
+
+    def scaled(self, factor: Tensor, bias: Tensor) -> Convolution:
+        """The same with scaled weights and another bias."""
+        weight = self.weight * factor
+        return self._replace(weight=weight, bias=bias, versions=_versions(weight, bias))
 
     def ball(self) -> tuple[Tensor, Tensor]:
         """Center and radius of the result, in new memory."""
+        self.check()
         with torch.set_grad_enabled(self.graded):
             center = self.operation(self.center, self.weight, self.bias)
             return center, self.operation(self.radius, self.weight.abs(), None)
@@ -55,7 +85,7 @@ class Chain(NamedTuple):
         return fits and not constant.requires_grad
 
     def then(self, step: Callable[[Tensor, Tensor], object]) -> Chain:
-        """The chain with one more step."""
+        """The chain with one more step; it holds copies, since the model may overwrite its own."""
         return self._replace(steps=(*self.steps, step))
 
     def ball(self) -> tuple[Tensor, Tensor]:
@@ -67,6 +97,16 @@ class Chain(NamedTuple):
 
 
 Pending = Convolution | Chain
+
+
+def _versions(*tensors: Tensor | None) -> tuple[int, ...]:
+    """How often each was written to; inference tensors and compiled code do not count that."""
+    counted = not torch.compiler.is_compiling()
+    return tuple(
+        tensor._version
+        for tensor in tensors
+        if counted and tensor is not None and not tensor.is_inference()
+    )
 
 
 def ball_in_place(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

@@ -137,7 +137,8 @@ class _Recorder(TorchFunctionMode):
                 return self._whole_batch_norm(self.part, wide, dims, *args[1:], **kwargs)
             several = wide.numel() > wide.shape[1]  # PyTorch refuses one value a channel
             if self.quick and several and not (wide.is_cuda or torch.compiler.is_compiling()):
-                return self._quick_batch_norm(wide, dims, *args[1:], **kwargs)
+                output = self._quick_batch_norm(wide, dims, *args[1:], **kwargs)
+                return output.to(input.dtype)
             variance, mean = torch.var_mean(wide, dims, correction=0)
             self.statistics.append(BatchStatistics(mean, variance))
         return func(*args, **kwargs)

@@ -57,7 +57,8 @@ def _align(graph: Any) -> None:
         array = constant.numpy()
         same = node.outputs[0].shape == value.shape and node.outputs[0].dtype == value.dtype
         neutral = _NEUTRAL[node.op_type]
-        if same and neutral is not None and bool((array == neutral).all()):
+        # x - -0 makes 0 of -0.
+        if same and neutral is not None and not (array != neutral).any() | np.signbit(array).any():
             convenience.replace_all_uses_with(node.outputs[0], value)
         elif array.ndim < value.shape.rank():
             lifted = array.reshape((1,) * (value.shape.rank() - array.ndim) + array.shape)
@@ -85,8 +86,8 @@ def _free_batch(graph: Any) -> None:
 
 def _keeps_first(before: Any, after: Any) -> bool:
     """Whether the first size stays, whatever it is, and the others are known."""
-    known = after.rank() > 0 and all(isinstance(size, int) for size in after[1:])
-    return known and bool(before[0] == after[0])
+    ranked = before.rank() > 0 and after.rank() > 0
+    return ranked and all(isinstance(size, int) for size in after[1:]) and before[0] == after[0]
 
 
 def _stored(graph: Any, name: str, array: Any) -> Any:

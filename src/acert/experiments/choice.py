@@ -40,7 +40,8 @@ def chosen_experiment(
     """The recipe of a method on a data set, with what is given changed, `changes` last.
 
     Schedules are scaled with `epochs`. `model` is a name of `acert.models` or a user's
-    `package.module:factory`. `changes` are written as for `--set`, name=value.
+    `package.module:factory`. `changes` are written as for `--set`, name=value. A recipe in float16
+    is one in TF32 with another network or without a radius schedule, unless `changes` say more.
 
     >>> chosen_experiment(dataset="mnist", epochs=10, steps=5).settings.method.solver.max_steps
     5
@@ -65,11 +66,17 @@ def chosen_experiment(
     if model is not None:
         network = Network(name=model, initialization=experiment.network.initialization)
         experiment = replace(experiment, network=network)
+    named = {change.partition("=")[0].strip().removeprefix("settings.") for change in changes}
+    other = model not in (None, recipe(dataset, method, kappa=kappa).network.name)
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
             raise InvalidInput(f"`--set` must be given as name=value; got {change!r}")
         experiment = override(experiment, name.strip(), text.strip())
+    other |= isinstance(experiment.settings.radius_schedule, FullRadius)
+    if other and experiment.settings.precision == "float16" and "precision" not in named:
+        # Its range was found to be enough for the recipe's own network and schedule.
+        experiment = override(experiment, "settings.precision", "tf32")
     return replace(experiment, train_on_all=True) if train_on_all else experiment
 
 

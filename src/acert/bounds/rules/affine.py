@@ -45,12 +45,11 @@ def affine(
     bias = None if bias is None else bias.to(center.dtype)
     rounding = input.rounding
     if rounding is None and later:
-        graded = torch.is_grad_enabled()
-        return Interval.of(Convolution(operation, center, radius, weight, bias, graded)), None
+        return Interval.of(Convolution.called(operation, center, radius, weight, bias)), None
     if rounding is None:
-        return Interval.ball(
-            operation(center, weight, bias), operation(radius, weight.abs(), None)
-        ), None
+        output, spread = operation(center, weight, bias), operation(radius, weight.abs(), None)
+        # Autocast makes products in half precision; whatever comes next is not to stay there.
+        return Interval.ball(output.to(center.dtype), spread.to(center.dtype)), None
     gamma = rounding.gamma(summands)
     reach = largest_magnitude(center, radius, summed_dims)
     largest_weight = weight.abs().amax()
@@ -70,7 +69,8 @@ def linear(input: Interval, weight: Tensor, bias: Tensor | None = None) -> Inter
         input, F.linear, weight, bias, summands=weight.shape[-1], summed_dims=(-1,)
     )
     # A copy, because the model may overwrite the input later on.
-    record = Affine(copied(input), weight, bias, underflow)
+    lowered = torch.is_autocast_enabled(weight.device.type)
+    record = Affine(copied(input), weight, bias, underflow, lowered)
     object.__setattr__(output, "_affine", record)
     return output
 
@@ -289,6 +289,8 @@ def batch_norm(
         assert running_mean is not None and running_var is not None
         mean, variance = running_mean, running_var
     convolution = input.convolution
+    if convolution is not None:
+        convolution.check()
     if convolution is not None and convolution.graded != torch.is_grad_enabled():
         convolution = None  # one of the two is not to be trained
     dtype = (input if convolution is None else convolution.center).dtype
@@ -300,12 +302,8 @@ def batch_norm(
     scale = inverse * factor
     if convolution is not None:
         offset = 0.0 if convolution.bias is None else convolution.bias.view_as(mean)
-        return Interval.of(
-            convolution._replace(
-                weight=convolution.weight * scale.unsqueeze(-1),
-                bias=((offset - mean) * scale + shift).flatten(),
-            )
-        )
+        bias = ((offset - mean) * scale + shift).flatten()
+        return Interval.of(convolution.scaled(scale.unsqueeze(-1), bias))
     center, radius = input.as_ball()
     rounding = input.rounding
     output = ((center - mean) * scale).add_(shift)
