@@ -560,3 +560,15 @@ def test_batch_norm_of_half_precision_stays_there(quick):
 
     logits, _ = acert.clean_pass(Half().train(), torch.rand(5, 4), quick=quick)
     assert logits.dtype == torch.bfloat16
+
+
+def test_quick_batch_norm_has_second_derivatives():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double().train()
+    batch = torch.rand(5, 3, dtype=torch.float64, requires_grad=True)
+
+    def outputs(batch):
+        logits, ((mean, variance),) = acert.clean_pass(model, batch, quick=True)
+        return logits, mean, variance
+
+    assert torch.autograd.gradcheck(outputs, batch)
+    assert torch.autograd.gradgradcheck(outputs, batch)

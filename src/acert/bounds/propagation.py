@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
@@ -222,15 +221,15 @@ class _BatchNorm(torch.autograd.Function):
         return F.batch_norm(input, mean, variance, weight, bias, eps=eps), mean, variance
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, by_output: Tensor, by_mean: Tensor, by_variance: Tensor
     ) -> tuple[Tensor | None, ...]:
         input, weight, mean, variance = ctx.saved_tensors
-        inverse = (variance + ctx.eps).rsqrt()
+        inverse = (variance.detach() + ctx.eps).rsqrt()
         wanted = [True, *ctx.needs_input_grad[1:3]]
+        # Detached: second derivatives of this know that both depend on the input.
         gradient, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(
-            by_output, input, weight, None, None, mean, inverse, True, ctx.eps, wanted
+            by_output, input, weight, None, None, mean.detach(), inverse, True, ctx.eps, wanted
         )
         share = mean.numel() / input.numel()
         slope = 2 * share * by_variance
