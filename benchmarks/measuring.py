@@ -131,7 +131,10 @@ def kernels(run: Run) -> dict[str, tuple[float, int]]:
 
 def facts(device: torch.device) -> dict[str, Any]:
     """Commit, versions and hardware, the command, and what else keeps the machine busy."""
-    found = environment(device, ["python", *sys.argv])
+    script, root = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parent.parent
+    # As it is called from the root of the repository, wherever this call came from.
+    name = str(script.relative_to(root)) if script.is_relative_to(root) else sys.argv[0]
+    found = environment(device, ["python", name, *sys.argv[1:]])
     return found | {"load": round(os.getloadavg()[0], 2)}
 
 

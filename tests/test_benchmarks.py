@@ -212,6 +212,15 @@ def test_tf32_keeps_ten_bits():
     assert gradients.tf32(x).tolist() == [1.0, 1 + 2.0**-10, 1 + 2.0**-10, -3.140625]
 
 
+def test_the_command_is_that_of_the_repository_wherever_it_was_called(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [step.__file__, "--repeats", "3"])
+    found = measuring.facts(torch.device("cpu"))["command"]
+    assert found == "python benchmarks/step.py --repeats 3"
+    monkeypatch.setattr("sys.argv", ["pytest", "-q"])
+    assert measuring.facts(torch.device("cpu"))["command"] == "python pytest -q"
+
+
 # -- performance.py ------------------------------------------------------------------------
 
 
