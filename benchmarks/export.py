@@ -33,12 +33,12 @@ import acert
 from acert import data
 from acert.deploy import write_certified, write_plain
 from acert.experiments.environment import environment
+from acert.experiments.paper.comparison import filled
 from acert.experiments.recipes import recipe
 from acert.experiments.run import train_run
 
 ROOT = Path(__file__).parent.parent
 RECORD, PAGE = ROOT / "results" / "export-cpu.json", ROOT / "docs" / "deploy.md"
-BEGIN, END = "<!-- export -->", "<!-- /export -->"
 BATCHES = (1, 7, 64)
 BATCH, WARM_UP, TRAINED_AT = 64, 15, 0.1
 LOGIT_ERROR = 1e-5
@@ -182,12 +182,6 @@ def _short(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.2g}"
 
 
-def filled(text: str, record: dict[str, Any]) -> str:
-    """The page with the table of the record between its markers."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table(record)}\n{END}{rest.split(END)[1]}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data-dir", type=Path, help="where MNIST is")
@@ -218,7 +212,9 @@ def main() -> None:
         }
         RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     record = json.loads(RECORD.read_text(encoding="utf-8"))
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
+    PAGE.write_text(
+        filled(PAGE.read_text(encoding="utf-8"), {"export": table(record)}), encoding="utf-8"
+    )
     found = failures(record)
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(1 if found else 0)

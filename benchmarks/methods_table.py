@@ -21,6 +21,7 @@ import torch
 
 from acert import data, metrics, records
 from acert.evaluation import certify
+from acert.experiments.paper.comparison import filled
 from acert.experiments.recipes import recipe
 from acert.experiments.run import record_certification, train_run
 from acert.methods import METHODS
@@ -28,7 +29,6 @@ from acert.methods import METHODS
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "results" / "digits-methods.json"
 PAGE = ROOT / "docs" / "methods.md"
-BEGIN, END = "<!-- digits-methods:begin -->", "<!-- digits-methods:end -->"
 SEEDS = (0, 1, 2)
 KAPPAS = (0.0, 0.5)
 FIGURES = ("accuracy", "acr", "art")
@@ -121,10 +121,8 @@ def table(content: dict[str, object]) -> str:
 
 def write_page(text: str) -> None:
     """Puts the table between its markers."""
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    page = filled(PAGE.read_text(encoding="utf-8"), {"digits-methods": text})
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def main() -> None:

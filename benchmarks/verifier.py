@@ -31,10 +31,10 @@ import acert
 from acert import cli, data
 from acert.attack import attack_radius
 from acert.experiments.environment import environment
+from acert.experiments.paper.comparison import filled
 
 ROOT = Path(__file__).parent.parent
 RECORD, PAGE = ROOT / "results" / "verifier.json", ROOT / "docs" / "deploy.md"
-BEGIN, END = "<!-- verifier -->", "<!-- /verifier -->"
 RUN, IMAGES, RADII = "digits-acert", 100, ("2/255", "0.1", "0.2")
 OUTWARD = 2.0**-22  # how far the written box may lie outside the exact one
 SECONDS = 60  # a property
@@ -186,12 +186,6 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
-def filled(text: str, record: dict[str, Any]) -> str:
-    """The page with the table of the record between its markers."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table(record)}\n{END}{rest.split(END)[1]}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("verifier", nargs="?", choices=VERIFIERS)
@@ -207,7 +201,9 @@ def main() -> None:
             json.dumps(record | {options.verifier: found}, indent=1) + "\n", encoding="utf-8"
         )
     record = json.loads(RECORD.read_text(encoding="utf-8"))
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
+    PAGE.write_text(
+        filled(PAGE.read_text(encoding="utf-8"), {"verifier": table(record)}), encoding="utf-8"
+    )
     faults = failures(record)
     print(*faults, sep="\n", end="\n" if faults else "")
     sys.exit(1 if faults else 0)

@@ -1,6 +1,7 @@
 """Passing boxes through models: the clean pass, its statistics, and a model left as it was."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -547,8 +548,12 @@ def test_a_bad_box_is_refused(model, lower, upper, message):
         acert.interval_bounds(model, lower, upper)
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_batch_norm_of_half_precision_stays_there(quick):
+@pytest.mark.parametrize(
+    "how",
+    [{"quick": True}, {"quick": False}, {"part": SimpleNamespace(share=1.0, mean=torch.mean)}],
+    ids=["quick", "plain", "a part of the batch"],
+)
+def test_batch_norm_of_half_precision_stays_there(how):
     class Half(nn.Module):
         def __init__(self):
             super().__init__()
@@ -558,7 +563,7 @@ def test_batch_norm_of_half_precision_stays_there(quick):
         def forward(self, x):
             return self.last(self.norm(self.first(x).bfloat16()))
 
-    logits, _ = acert.clean_pass(Half().train(), torch.rand(5, 4), quick=quick)
+    logits, _ = acert.clean_pass(Half().train(), torch.rand(5, 4), **how)
     assert logits.dtype == torch.bfloat16
 
 

@@ -49,4 +49,4 @@ def test_the_table_of_methods_is_that_of_its_record():
         pytest.skip("there is no record yet")
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     wanted = generator["table"](json.loads(record.read_text(encoding="utf-8")))
-    assert f"{generator['BEGIN']}\n{wanted}\n{generator['END']}" in page
+    assert f"<!-- digits-methods:begin -->\n{wanted}\n<!-- digits-methods:end -->" in page

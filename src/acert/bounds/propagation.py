@@ -99,8 +99,8 @@ def clean_pass(
 
     The only call that moves running statistics, by PyTorch's own rule; bound passes of the
     same step take the statistics, with gradient through them. Where the images are one
-    process's `part` of a batch, the statistics are those of the whole. `quick` statistics take
-    less time on a CPU and have first derivatives only.
+    process's `part` of a batch, the statistics are those of the whole. `quick` takes less time on
+    a CPU, for figures equal to rounding.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     >>> logits, statistics = clean_pass(model, torch.rand(8, 2))
@@ -132,17 +132,15 @@ class _Recorder(TorchFunctionMode):
             dims = [dim for dim in range(input.ndim) if dim != 1]
             # Half precision would round the statistics themselves.
             wide = input.float() if input.dtype in HALVES else input
-            if self.part is not None:
-                return self._whole_batch_norm(self.part, wide, dims, *args[1:], **kwargs)
             several = wide.numel() > wide.shape[1]  # PyTorch refuses one value a channel
-            if self.quick and several and not (wide.is_cuda or torch.compiler.is_compiling()):
-                output = self._quick_batch_norm(wide, dims, *args[1:], **kwargs)
-                return output.to(input.dtype)
+            quick = self.quick and several and not (wide.is_cuda or torch.compiler.is_compiling())
+            if quick or self.part is not None:
+                return self._batch_norm(wide, dims, *args[1:], **kwargs).to(input.dtype)
             variance, mean = torch.var_mean(wide, dims, correction=0)
             self.statistics.append(BatchStatistics(mean, variance))
         return func(*args, **kwargs)
 
-    def _quick_batch_norm(
+    def _batch_norm(
         self,
         input: Tensor,
         dims: list[int],
@@ -154,52 +152,25 @@ class _Recorder(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        """`F.batch_norm` by statistics that are computed once."""
-        output, mean, variance = _BatchNorm.apply(input, weight, bias, dims, eps)  # type: ignore[no-untyped-call]
+        """`F.batch_norm` by statistics that are computed once, those of the whole batch."""
+        share = 1.0
+        if self.part is None:
+            output, mean, variance = _BatchNorm.apply(input, weight, bias, dims, eps)  # type: ignore[no-untyped-call]
+        else:
+            share, shape = self.part.share, (1, -1, *[1] * (input.ndim - 2))
+            mean = self.part.mean(input, dims)
+            centered = input - mean.view(shape)
+            variance = self.part.mean(centered.square(), dims)
+            output = centered * (variance + eps).rsqrt().view(shape)
+            output = output if weight is None else output * weight.view(shape)
+            output = output if bias is None else output + bias.view(shape)
         self.statistics.append(BatchStatistics(mean, variance))
-        _move(running_mean, running_var, mean, variance, input.numel() // len(mean), momentum)
+        if running_mean is not None and running_var is not None:
+            count = round(input.numel() / len(mean) / share)
+            with torch.no_grad():
+                running_mean.lerp_(mean.to(running_mean), momentum)
+                running_var.lerp_((variance * (count / (count - 1))).to(running_var), momentum)
         return output  # type: ignore[no-any-return]
-
-    def _whole_batch_norm(
-        self,
-        part: Part,
-        input: Tensor,
-        dims: list[int],
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        """`F.batch_norm` by the statistics of the whole batch, and PyTorch's running ones."""
-        shape = (1, -1, *[1] * (input.ndim - 2))
-        mean = part.mean(input, dims)
-        centered = input - mean.view(shape)
-        variance = part.mean(centered.square(), dims)
-        self.statistics.append(BatchStatistics(mean, variance))
-        count = round(input.numel() / input.shape[1] / part.share)
-        _move(running_mean, running_var, mean, variance, count, momentum)
-        output = centered * (variance + eps).rsqrt().view(shape)
-        if weight is not None:
-            output = output * weight.view(shape)
-        return output if bias is None else output + bias.view(shape)
-
-
-@torch.no_grad()
-def _move(
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    count: int,
-    momentum: float,
-) -> None:
-    """Moves running statistics towards those of `count` values a channel, as PyTorch does."""
-    if running_mean is not None and running_var is not None:
-        running_mean.lerp_(mean.to(running_mean), momentum)
-        running_var.lerp_((variance * (count / (count - 1))).to(running_var), momentum)
 
 
 class _BatchNorm(torch.autograd.Function):

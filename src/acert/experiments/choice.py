@@ -11,7 +11,7 @@ from typing import Any
 from acert.errors import InvalidInput
 from acert.experiments.experiment import Experiment, Network
 from acert.experiments.override import nearest, override
-from acert.experiments.recipes import recipe, with_epochs
+from acert.experiments.recipes import in_range, recipe, with_epochs
 from acert.methods import Acert
 from acert.schedules import FullRadius
 
@@ -40,8 +40,8 @@ def chosen_experiment(
     """The recipe of a method on a data set, with what is given changed, `changes` last.
 
     Schedules are scaled with `epochs`. `model` is a name of `acert.models` or a user's
-    `package.module:factory`. `changes` are written as for `--set`, name=value. A recipe in float16
-    is one in TF32 with another network or without a radius schedule, unless `changes` say more.
+    `package.module:factory`. `changes` are written as for `--set`, name=value. Unless they name a
+    precision, it is one whose range is enough (`recipes.in_range`).
 
     >>> chosen_experiment(dataset="mnist", epochs=10, steps=5).settings.method.solver.max_steps
     5
@@ -67,16 +67,13 @@ def chosen_experiment(
         network = Network(name=model, initialization=experiment.network.initialization)
         experiment = replace(experiment, network=network)
     named = {change.partition("=")[0].strip().removeprefix("settings.") for change in changes}
-    other = model not in (None, recipe(dataset, method, kappa=kappa).network.name)
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
             raise InvalidInput(f"`--set` must be given as name=value; got {change!r}")
         experiment = override(experiment, name.strip(), text.strip())
-    other |= isinstance(experiment.settings.radius_schedule, FullRadius)
-    if other and experiment.settings.precision == "float16" and "precision" not in named:
-        # Its range was found to be enough for the recipe's own network and schedule.
-        experiment = override(experiment, "settings.precision", "tf32")
+    if "precision" not in named:
+        experiment = in_range(experiment)
     return replace(experiment, train_on_all=True) if train_on_all else experiment
 
 

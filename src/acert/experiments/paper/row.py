@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from acert.experiments.experiment import Experiment
 from acert.experiments.override import number, override
-from acert.experiments.recipes import recipe, with_epochs
+from acert.experiments.recipes import in_range, recipe, with_epochs
 
 __all__ = ["ROOT_STEPS", "Published", "Row", "Training"]
 
@@ -75,7 +75,7 @@ class Training:
             experiment = with_epochs(experiment, epochs)
         for name, value in self._all_changes(epochs):
             experiment = override(experiment, name, value)
-        experiment = override(experiment, "settings.seed", seed)
+        experiment = override(in_range(experiment), "settings.seed", seed)
         return replace(experiment, train_on_all=True)
 
     def train_words(self, *, seed: int, epochs: int | None = None) -> list[str]:

@@ -8,8 +8,8 @@ text. Numbers are in per cent, as printed. Rows stand in order of worth, worthie
 >>> find("table1/cifar10/acert-k0").published.art
 50.96
 >>> " ".join(find("table2/cifar10/acert-k0").training.train_words(seed=0))
-'acert train --dataset cifar10 --method acert --kappa 0 --set radius_schedule=FullRadius \
---set precision=tf32 --seed 0 --train-on-all'
+'acert train --dataset cifar10 --method acert --kappa 0 --set radius_schedule=FullRadius --seed 0 \
+--train-on-all'
 """
 
 from __future__ import annotations
@@ -25,12 +25,7 @@ __all__ = ["PARTS", "ROWS", "TOLERANCE_STEPS", "find", "selected"]
 # With at most this many steps Brent's bracket is always within xtol = 1e-6 of a root that is
 # looked for up to 8.8/255: the paper's 100 are a limit that is never reached either.
 TOLERANCE_STEPS = 18
-_PATHS = {
-    "max_radius": "settings.max_radius",
-    "steps": ROOT_STEPS,
-    "schedule": "radius_schedule",
-    "precision": "precision",
-}
+_PATHS = {"max_radius": "settings.max_radius", "steps": ROOT_STEPS, "schedule": "radius_schedule"}
 
 
 # -- runs: several rows share one -----------------------------------------------------------
@@ -82,11 +77,7 @@ _CIFAR10 = {
     "acert-tolerance": _cifar10("acert", "acert-k0-tolerance", steps=str(TOLERANCE_STEPS)),
     **{
         f"{method}-k{kappa:g}-unscheduled": _cifar10(
-            method,
-            f"{method}-k{kappa:g}-unscheduled",
-            kappa,
-            schedule="FullRadius",
-            precision="tf32",
+            method, f"{method}-k{kappa:g}-unscheduled", kappa, schedule="FullRadius"
         )
         for method, kappa in (("fastibp", 0.0), ("fastibp", 0.8), ("acert", 0.0), ("acert", 0.25))
     },
