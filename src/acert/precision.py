@@ -1,8 +1,9 @@
 """Number formats of a training step, part by part, under one name.
 
-Weights, their folded batch norm, the optimiser and every element-wise operation are float32
-throughout; the formats are those of convolutions and matrix products. Certificates never use
-them. What each costs in quality is measured in docs/performance.md.
+The formats are those of convolutions and matrix products. Weights, batch statistics, losses, the
+optimiser and all that bound passes do between products are float32; a clean pass in half precision
+stays in it between products, as autocast has it. Certificates never use any of this. What each
+costs in quality is measured in docs/performance.md.
 """
 
 from __future__ import annotations
