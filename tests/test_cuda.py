@@ -1,13 +1,18 @@
 """The compiled and captured step on a CUDA device: the eager step's figures, and repeatable."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 import acert
+from acert import records
 from acert.data import Augmentation, Split
+from acert.experiments.ahead import compile_later_step
+from acert.experiments.experiment import Experiment, Network, to_config
 from acert.methods import METHODS
 from acert.schedules import SmoothRadius
 from acert.training import Settings, Trainer
@@ -146,3 +151,24 @@ def test_certificates_of_the_device_hold_on_the_host():
         assert torch.equal(there.status.cpu(), here.status)
         assert (here.value > 0).any()
         assert torch.allclose(there.value.cpu(), here.value, rtol=3e-5, atol=1e-9)
+
+
+def test_a_step_compiled_ahead_is_found_in_the_cache(tmp_path, monkeypatch):
+    """By another process, from the run's folder alone; what is left to do here is to trace."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "run"
+    experiment = Experiment(
+        dataset="digits",
+        network=Network(name="small_cnn", width=2),
+        settings=loop(batch_size=8, precision="tf32", augmentation=None).settings,
+    )
+    facts = {"input_shape": [1, 8, 8], "classes": list("0123"), "mean": [0.5], "std": [0.25]}
+    records.create(folder)
+    records.write_config(folder, {"experiment": to_config(experiment), "data": facts})
+    words = [sys.executable, "-m", "acert.experiments.ahead", str(folder), "cuda:0"]
+    subprocess.run(words, check=True)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    trainer = compile_later_step(folder, torch.device("cuda:0"))
+    assert trainer.captured
+    assert torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"] == 1

@@ -29,6 +29,7 @@ from acert.data import Augmentation, Dataset, Split, to_float
 from acert.data.dataset import split_from_arrays
 from acert.errors import AcertError, InvalidInput, RunError, UnsupportedOperation
 from acert.evaluation import Certificates, evaluation_mode, examples
+from acert.experiments.ahead import Ahead
 from acert.experiments.execution import (
     SAVE_EVERY,
     Execution,
@@ -128,6 +129,7 @@ def train_run(
             local={"data_dir": None if data_dir is None else str(Path(data_dir).resolve())},
             go_on=f"{_program(processes)} train --resume {shlex.quote(str(folder))}",
             processes=processes,
+            ahead=model is None,  # else only the caller could build it again
         )  # fmt: skip
 
 
@@ -299,6 +301,7 @@ def _run(
     local: dict[str, Any],
     go_on: str,
     processes: Processes = ALONE,
+    ahead: bool = False,
 ) -> Run:
     """Checks, prepares the folder, trains to the end and writes what the run leaves behind."""
     if not processes.first:
@@ -332,6 +335,8 @@ def _run(
             records.create(folder)
             records.write_config(folder, config | {"data": facts})
             records.write_local(folder, local)
+        if device.type == "cuda" and ahead and not processes.joined:
+            listeners.append(Ahead(folder))
     execution.start(resume=resume, command=command)
     with stop_on_signal(execution):
         execution.train(go_on)
