@@ -196,23 +196,17 @@ class _BatchNorm(torch.autograd.Function):
         ctx: Any, by_output: Tensor, by_mean: Tensor, by_variance: Tensor
     ) -> tuple[Tensor | None, ...]:
         input, weight, mean, variance = ctx.saved_tensors
-        inverse = (variance + ctx.eps).rsqrt()
+        inverse = (variance.detach() + ctx.eps).rsqrt()
+        wanted = [True, *ctx.needs_input_grad[1:3]]
         # Detached: second derivatives of this know that both depend on the input.
-        _, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(
-            by_output, input, weight, None, None, mean.detach(), inverse.detach(), True, ctx.eps,
-            [False, True, True],
-        )  # fmt: skip
-        # One multiple of the output's gradient and one of the input for each channel, and a number:
-        # with those of mean and variance no more passes over memory than without.
+        gradient, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(
+            by_output, input, weight, None, None, mean.detach(), inverse, True, ctx.eps, wanted
+        )
         share = mean.numel() / input.numel()
-        scale = inverse if weight is None else inverse * weight
-        slope = share * (2 * by_variance - scale * inverse * by_weight)
-        offset = share * (by_mean - scale * by_bias) - slope * mean
-        none, one = torch.zeros_like(mean), torch.ones_like(mean)
-        gradient = F.batch_norm(input, none, one, slope, offset, eps=0.0)
-        gradient.addcmul_(by_output, scale.view(-1, *[1] * (input.ndim - 2)))
-        has_weight, has_bias = ctx.needs_input_grad[1:3]
-        by_weight, by_bias = by_weight if has_weight else None, by_bias if has_bias else None
+        slope = 2 * share * by_variance
+        shape = (-1, *[1] * (input.ndim - 2))
+        offset = share * by_mean - slope * mean
+        gradient.addcmul_(input, slope.view(shape)).add_(offset.view(shape))
         return gradient, by_weight, by_bias, None, None
 
 
