@@ -5,7 +5,8 @@ import torch
 from tests import slow_bounds
 from torch import nn
 
-from acert import Brent
+from acert import Brent, losses
+from acert.bounds import clean_pass
 from acert.losses import TERMS, Objective, Scalars
 from acert.methods import Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
 from acert.models import Normalize, cnn7, mlp, small_cnn, small_resnet
@@ -330,6 +331,32 @@ def test_shortcuts_of_the_eager_step_change_nothing(method, build, regularize, m
         results.append((values.detach(), gradients, list(model.buffers())))
     assert results[0][0][2] > 0
     torch.testing.assert_close(results[0], results[1], atol=1e-11, rtol=1e-10)
+
+
+@pytest.mark.parametrize("build", [cnn7, small_cnn])
+def test_standard_loss_of_weight_0_has_no_gradient_to_compute(build, monkeypatch):
+    results, seen = [], []
+
+    def watched(*args, **kwargs):
+        logits, statistics = clean_pass(*args, **kwargs)
+        logits.register_hook(lambda gradient: seen.append(gradient.abs().max()))
+        return logits, statistics
+
+    monkeypatch.setattr(losses, "clean_pass", watched)
+    for known in (False, True):
+        torch.manual_seed(0)
+        model = build((1, 8, 8), width=2).double()
+        images, labels = torch.rand(12, 1, 8, 8, dtype=torch.float64), torch.arange(12) % 10
+        with monkeypatch.context() as patch:
+            if not known:
+                patch.setattr(losses, "_is_zero", lambda weight: False)
+            values = Objective(method=Acert())(
+                model, images, labels, images, scalars(cap=0.02), regularize=False
+            )
+        values[0].backward()
+        results.append((values.detach(), [parameter.grad for parameter in model.parameters()]))
+        assert seen == [0.0]  # asked for once, and 0, unless its weight is known
+    torch.testing.assert_close(results[0], results[1], atol=1e-14, rtol=1e-12)
 
 
 def test_scalars_have_names():

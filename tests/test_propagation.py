@@ -315,6 +315,63 @@ def test_a_convolution_that_is_looked_at_without_gradients_still_has_them():
     assert output.center.requires_grad
 
 
+class Rectified(nn.Module):
+    """A convolution whose result is used before and behind its ReLU."""
+
+    def __init__(self, *, before):
+        super().__init__()
+        self.convolution, self.norm, self.before = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), before
+
+    def forward(self, x):
+        y = self.norm(self.convolution(x))
+        first = 3 * y if self.before else 0.0
+        return first + y.relu() + 2 * y + y.view(y.shape).relu()
+
+
+RECTIFIED = {
+    "Conv2d": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 3, 1), nn.ReLU()),
+    "in place": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(inplace=True), nn.ReLU()),
+    "batch norm": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU()),
+    "used before": lambda: Rectified(before=True),
+    "used behind": lambda: Rectified(before=False),
+    "residual": lambda: small_resnet((2, 8, 8), width=2),
+}
+
+
+@pytest.mark.parametrize("build", RECTIFIED.values(), ids=RECTIFIED.keys())
+@pytest.mark.parametrize("graded", [False, True])
+def test_relu_of_a_convolution_is_relu(build, graded):
+    """Without gradient it overwrites the convolution's result, which others may ask for."""
+    torch.manual_seed(0)
+    model, batch = build().double().eval(), images(4, 2, 8, 8).double()
+    with torch.set_grad_enabled(graded):
+        found, wanted = (
+            propagate(model, Interval(batch - 0.5, batch + 0.5).within(BoundPass(fold=fold)))
+            for fold in (True, False)
+        )
+    torch.testing.assert_close(found.ends(), wanted.ends(), atol=1e-12, rtol=1e-11)
+
+
+def test_relu_in_place_of_a_convolution_computes_it_once(monkeypatch):
+    layer, batch = nn.Conv2d(2, 3, 3), images(4, 2, 5, 5)
+    seen = []
+    ball = Convolution.ball
+    monkeypatch.setattr(Convolution, "ball", lambda self: seen.append(self) or ball(self))
+    with torch.no_grad():
+        output = layer(Interval(batch, batch + 1).within(BoundPass(fold=True))).relu_()
+    assert output.shape == (4, 3, 3, 3)
+    assert len(seen) == 1
+
+
+def test_relu_without_gradient_leaves_a_convolution_its_own():
+    layer, batch = nn.Conv2d(2, 3, 3), images(4, 2, 5, 5)
+    output = layer(Interval(batch, batch + 1).within(BoundPass(fold=True)))
+    with torch.no_grad():
+        above = output.relu()
+    assert not above.center.requires_grad
+    assert output.center.requires_grad
+
+
 def test_a_convolution_under_autocast_is_computed_there():
     layer, batch = nn.Conv2d(2, 3, 3), images(4, 2, 5, 5)
     with torch.autocast("cpu", torch.bfloat16):

@@ -91,6 +91,8 @@ class Objective:
             robust = F.cross_entropy(self.method.worst_case_logits(step), labels)
             if part is not None:
                 robust = share * robust
+            if _is_zero(scalars[Scalars.STANDARD]):
+                loss = loss.detach()  # a weight of 0, as in most recipes: no gradient to compute
             loss = loss + scalars[Scalars.ROBUST] * robust
             seen = None if step.output is None else step.output.bound_pass
             if regularize and seen is not None and seen.relu_inputs:  # both speak of ReLUs
@@ -103,4 +105,11 @@ class Objective:
         if self.l1:
             norm = l1_norm(model)
             loss = loss + self.l1 * (norm if part is None else part.once(norm))
-        return torch.stack((loss, standard, robust, regularization, correct))
+        # Detached: a stack hands every part of it a gradient, if only one of zeros.
+        others = (standard, robust, regularization, correct)
+        return torch.stack((loss, *(term.detach() for term in others)))
+
+
+def _is_zero(weight: Tensor) -> bool:
+    """Whether a weight is known to be 0; on CUDA a look at it would wait for the device."""
+    return weight.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(weight)

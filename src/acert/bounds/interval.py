@@ -92,14 +92,28 @@ class Interval:
         interval._fill(pending=pending)
         return interval
 
-    def _fill(self, **fields: Any) -> None:
-        for name in ("lower", "upper", "center", "radius"):
-            object.__setattr__(self, "_" + name, fields.get(name))
-        object.__setattr__(self, "_pass", fields.get("bound_pass") or BoundPass())
-        object.__setattr__(self, "_affine", fields.get("affine"))
-        object.__setattr__(self, "_pending", fields.get("pending"))
+    def _fill(
+        self,
+        *,
+        lower: Tensor | None = None,
+        upper: Tensor | None = None,
+        center: Tensor | None = None,
+        radius: Tensor | None = None,
+        affine: Affine | None = None,
+        pending: Pending | None = None,
+        source: Source | None = None,
+        bound_pass: BoundPass | None = None,
+    ) -> None:
+        # One by one: a step makes dozens of intervals, and a loop over names takes twice as long.
+        object.__setattr__(self, "_lower", lower)
+        object.__setattr__(self, "_upper", upper)
+        object.__setattr__(self, "_center", center)
+        object.__setattr__(self, "_radius", radius)
+        object.__setattr__(self, "_pass", bound_pass or BoundPass())
+        object.__setattr__(self, "_affine", affine)
+        object.__setattr__(self, "_pending", pending)
         object.__setattr__(self, "_operation", None)
-        object.__setattr__(self, "_source", fields.get("source"))
+        object.__setattr__(self, "_source", source)
         object.__setattr__(self, "_memory", [0])
         object.__setattr__(self, "_version", 0)
 
@@ -156,6 +170,19 @@ class Interval:
             object.__setattr__(self, "_radius", radius)
         assert self._center is not None and self._radius is not None
         return self._center, self._radius
+
+    def own_ball(self) -> tuple[Tensor, Tensor] | None:
+        """(center, radius) in memory that a rule may overwrite; None if others may look at it.
+
+        That of a convolution without gradient that nobody has asked for yet. Whoever asks for it
+        afterwards has it computed again.
+        """
+        convolution = self.convolution
+        if convolution is None or convolution.graded:
+            return None
+        center, radius = convolution.ball()
+        object.__setattr__(self, "_pending", convolution._replace(shape=center.shape))
+        return center, radius
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Interval:
         """The box with its elements rearranged by `function`, which must not compute."""
@@ -251,7 +278,8 @@ class Interval:
     @property
     def shape(self) -> torch.Size:
         """Shape of either end."""
-        return self._any.shape
+        known = None if self.convolution is None else self.convolution.shape
+        return self._any.shape if known is None else known
 
     @property
     def dtype(self) -> torch.dtype:
