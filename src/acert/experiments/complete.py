@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from acert import data, records
+from acert.arithmetic import ARITHMETICS
 from acert.bounds.margin import check_bounds
 from acert.errors import InvalidInput, RunError
 from acert.evaluation import Certificates, certify
@@ -21,7 +22,6 @@ from acert.experiments.experiment import Experiment, to_config
 from acert.experiments.preparation import Factory, refuse_other
 from acert.experiments.progress import Progress, display
 from acert.experiments.run import record_certification, train_run
-from acert.radius import ARITHMETICS
 from acert.records import Row
 from acert.training import Trainer
 

@@ -33,12 +33,7 @@ from acert.experiments.execution import (
     stop_on_signal,
     to_tensors,
 )
-from acert.experiments.experiment import (
-    Experiment,
-    check_fields,
-    read_experiment,
-    to_config,
-)
+from acert.experiments.experiment import Experiment, check_fields, read_experiment, to_config
 from acert.experiments.preparation import (
     Arrays,
     Factory,
