@@ -32,9 +32,11 @@ sys.path.insert(0, str(ROOT))  # where `benchmarks` is, if this is run as a scri
 from benchmarks import measuring, peer  # noqa: E402
 
 from acert import data, models, radius  # noqa: E402
+from acert.arithmetic import quick_arithmetic  # noqa: E402
 from acert.bounds.margin import box, margin, upper_differences  # noqa: E402
 from acert.bounds.propagation import propagate  # noqa: E402
 from acert.data import Split, to_float  # noqa: E402
+from acert.guess import prove  # noqa: E402
 from acert.methods import FastIBP  # noqa: E402
 from acert.schedules import SmoothRadius  # noqa: E402
 from acert.training import Settings, Trainer  # noqa: E402
@@ -103,11 +105,10 @@ class Clock:
     @contextmanager
     def around(self) -> Iterator[None]:
         """The guess is what runs in quick arithmetic; the proof has a function of its own."""
-        quick, prove = radius._quick_arithmetic, radius._prove
 
         @contextmanager
         def timed_quick(form: str) -> Iterator[None]:
-            with self.part("guess"), quick(form):
+            with self.part("guess"), quick_arithmetic(form):
                 yield
 
         @wraps(prove)
@@ -116,8 +117,8 @@ class Clock:
                 return prove(*args, **kwargs)
 
         with ExitStack() as stack:
-            stack.enter_context(patch.object(radius, "_quick_arithmetic", timed_quick))
-            stack.enter_context(patch.object(radius, "_prove", timed_prove))
+            stack.enter_context(patch.object(radius, "quick_arithmetic", timed_quick))
+            stack.enter_context(patch.object(radius, "prove", timed_prove))
             yield
 
 

@@ -342,7 +342,7 @@ def train(folder: Path, *, resume: bool) -> None:
 
 def without_checksum() -> None:
     """Every changed byte of a tensor would fail it."""
-    vars(records)["_checksum"] = lambda arrays: 0
+    vars(records.tensors)["_checksum"] = lambda arrays: 0
 
 
 def seeds_of_weights(folder: Path) -> list[bytes]:
@@ -386,7 +386,7 @@ def read_facts(content: bytes, folder: Path) -> None:
     """The plain facts of a state, with a checksum that fits wherever they are an object."""
     text = content.decode("utf-8", "replace")
     try:
-        facts = dict(json.loads(text)) | {"crc32": records._checksum(_STATE)}
+        facts = dict(json.loads(text)) | {"crc32": records.tensors._checksum(_STATE)}
         text = json.dumps(facts)
     except (TypeError, ValueError, RecursionError):
         pass
@@ -612,7 +612,9 @@ def read_links(content: bytes, folder: Path) -> None:
             file.symlink_to(os.fsdecode(target))
         except (OSError, ValueError):  # a name that no file can have
             return
-    certificates = {name: np.zeros(1, dtype) for name, dtype in records._COLUMNS.items()}
+    certificates = {
+        name: np.zeros(1, dtype) for name, dtype in records.certification._COLUMNS.items()
+    }
     values = {"max_radius": 0.1, "arithmetic": "real", "bounds": "ibp", "elide": True}
     each(
         lambda: read_record(run), lambda: read_run(run), lambda: records.read_state(run),

@@ -15,6 +15,7 @@ import acert
 from acert import Bisection, Brent, Status, models
 from acert import radius as radius_module
 from acert.bounds.rounding import ROUNDINGS
+from acert.guess import finer
 from acert.radius import proven_margin
 
 ARITHMETICS = sorted(ROUNDINGS)
@@ -612,11 +613,11 @@ def test_a_guess_of_three_digits_is_made_finer_before_the_proof(monkeypatch):
     images = torch.rand(32, 1, 8, 8)
     fine = acert.certified_radius(model, images, max_radius=0.3)
     forms = []
-    quick = radius_module._quick_arithmetic
+    quick = radius_module.quick_arithmetic
     monkeypatch.setattr(
-        radius_module, "_quick_arithmetic", lambda form: forms.append(form) or quick(form)
+        radius_module, "quick_arithmetic", lambda form: forms.append(form) or quick(form)
     )
-    monkeypatch.setattr(radius_module, "_quick_error", lambda device: 1e-3)
+    monkeypatch.setattr(radius_module, "quick_error", lambda device: 1e-3)
     rough = acert.certified_radius(model, images, max_radius=0.3)
     assert forms == ["tf32", "ieee"]
     assert torch.equal(rough.status, fine.status)
@@ -649,9 +650,9 @@ def test_a_margin_that_is_infinite_above_its_root_leaves_the_guess_alone():
         root = guess[index] * 1.0005
         return torch.where(radius < root, radius - root, torch.tensor([math.inf, 1.0])[index])
 
-    finer = radius_module._finer(guess, margin_at, 1.0, error=1e-3)
-    assert finer[0] == guess[0]
-    assert finer[1] != guess[1]
+    found = finer(guess, margin_at, 1.0, error=1e-3)
+    assert found[0] == guess[0]
+    assert found[1] != guess[1]
 
 
 @pytest.mark.parametrize("labels", [False, True])

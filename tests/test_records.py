@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import acert
 from acert import records
 from acert.errors import InvalidInput, RunError
 from acert.radius import Status
+from acert.records import certification, tensors
 
 ARRAYS = {
     "model/weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -60,7 +62,7 @@ def cut(path, keep=0.5):
 
 
 def test_no_torch_is_needed_to_read_a_run_folder():
-    source = Path(records.__file__).parent
+    source = Path(acert.__file__).parent
     # Without the package's own __init__, which imports torch: as a report might load it.
     program = (
         "import sys, types; package = types.ModuleType('acert');"
@@ -222,7 +224,7 @@ def test_equal_weights_give_equal_bytes_in_another_process(tmp_path):
         "dict(reversed(records.read_weights(folder).items())))"
     )
     (tmp_path / "copy").mkdir()
-    source = str(Path(records.__file__).parent.parent)
+    source = str(Path(acert.__file__).parent.parent)
     subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
         check=True,
@@ -266,7 +268,7 @@ def test_tensor_files_are_those_of_safetensors_and_copy_nothing(tmp_path):
     for name, array in arrays.items():
         assert found[name].dtype == np.asarray(array).dtype
         assert np.array_equal(found[name], array)
-    parts = [np.frombuffer(part, np.uint8) for part in records._tensors(arrays, {})[2:]]
+    parts = [np.frombuffer(part, np.uint8) for part in tensors._tensors(arrays, {})[2:]]
     assert any(np.shares_memory(part, arrays["a/int64"]) for part in parts)
 
 
@@ -341,9 +343,9 @@ def test_two_damaged_states_are_refused(tmp_path):
 
 def test_a_state_of_a_newer_schema_is_refused_not_replaced(tmp_path, monkeypatch):
     records.write_state(tmp_path, ARRAYS, {"step": 1})
-    monkeypatch.setattr(records, "SCHEMA", 2)
+    monkeypatch.setattr(tensors, "SCHEMA", 2)
     records.write_state(tmp_path, ARRAYS, {"step": 2})
-    monkeypatch.setattr(records, "SCHEMA", 1)
+    monkeypatch.setattr(tensors, "SCHEMA", 1)
     with pytest.raises(RunError, match=r"state\.safetensors has schema 2"):
         records.read_state(tmp_path)
     assert (tmp_path / "state.safetensors").is_file()
@@ -385,7 +387,7 @@ def test_stored_radii_are_never_above_the_proven_ones(tmp_path):
 
 
 def test_a_radius_that_reached_the_largest_comes_back_as_that(tmp_path):
-    assert Status.CERTIFIED_TO_MAX == records._TO_MAX
+    assert Status.CERTIFIED_TO_MAX == certification._TO_MAX
     records.write_certificates(tmp_path, certificates())
     radius = records.read_certificates(tmp_path)["radius"]
     assert radius[0] == 0.1  # which float32 cannot hold
@@ -411,7 +413,7 @@ def test_nothing_pickled_is_read(tmp_path):
 
 
 def test_incomplete_certificates_are_refused(tmp_path):
-    records._write_arrays(tmp_path / "certificates.npz", {"index": np.arange(3)})
+    certification._write_arrays(tmp_path / "certificates.npz", {"index": np.arange(3)})
     with pytest.raises(RunError, match="does not hold arithmetic, attack_radius, bounds"):
         records.read_certificates(tmp_path)
     records.write_certificates(tmp_path, certificates(label=np.arange(3)))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from enum import IntEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from acert.arithmetic import ARITHMETICS, ieee_arithmetic, quick_arithmetic, quick_error
 from acert.bounds.checks import (
     Domain,
     check_batch_size,
@@ -23,24 +21,18 @@ from acert.bounds.checks import (
     check_model,
     warn_if_probabilities,
 )
-from acert.bounds.interval import BoundPass, Interval
-from acert.bounds.margin import (
-    box,
-    check_bounds,
-    margin,
-    plain_worst_case,
-    tighter_differences,
-    upper_differences,
-)
+from acert.bounds.interval import Interval
+from acert.bounds.margin import check_bounds, margin
 from acert.bounds.propagation import propagate
-from acert.bounds.rounding import OWN_UNIT, ROUNDINGS, Rounding
-from acert.errors import InvalidInput, UnsupportedOperation
-from acert.precision import float32_products
-from acert.rootfind import Brent, RootResult, RootStatus, Solver
+from acert.bounds.proven import proven_margin
+from acert.bounds.rounding import OWN_UNIT, Rounding
+from acert.bounds.same_network import check_same_network
+from acert.errors import InvalidInput
+from acert.guess import finer, prove
+from acert.rootfind import Brent, RootStatus, Solver
 
 __all__ = ["CertifiedRadius", "Status", "certified_batches", "certified_radius", "proven_margin"]
 
-ARITHMETICS: dict[str, Rounding | None] = {**ROUNDINGS, "nearest": None}
 _COMPARED = 4  # samples on which the model itself is compared with its bounds
 
 
@@ -149,7 +141,7 @@ def certified_batches(
         raise InvalidInput(f"`solver` must be a Brent or Bisection; got {solver!r}")
     size = batch_size or _default_batch(images, bounds)
     with ieee_arithmetic(images.device), torch.no_grad():
-        _check_same_network(model, images[:_COMPARED])
+        check_same_network(model, images[:_COMPARED])
     group = size * _batches_together(images.device)
     for start in range(0, len(images), group):
         some = images[start : start + group]
@@ -160,50 +152,6 @@ def certified_batches(
                 size,
             )  # fmt: skip
         yield part
-
-
-def proven_margin(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    radius: Tensor,
-    *,
-    rounding: Rounding | None,
-    elide: bool = True,
-    domain: Domain = (0.0, 1.0),
-    bounds: str = "ibp",
-) -> Tensor:
-    """The certified margin with rounding-safe bounds, in float64; +inf where nothing is proven.
-
-    `images` and `radius` are float64 and checked already. Without `rounding` it is the plain
-    margin of any precision.
-    """
-    start = box(images, radius, domain, rounding=rounding)
-    output = propagate(model, start.within(BoundPass(rounding, record=bounds == "crown-ibp")))
-    value = _margin(output, labels, elide=elide, bounds=bounds)
-    return value.masked_fill(~value.isfinite(), torch.inf)
-
-
-def _margin(output: Interval, labels: Tensor, *, elide: bool, bounds: str) -> Tensor:
-    """The certified margin (Eq. 3), as safe against rounding as the pass."""
-    if elide:
-        worst_case = upper_differences(output, labels)
-    elif output.rounding is None:
-        worst_case = plain_worst_case(output, labels)
-    else:
-        worst_case = _lifted(output, labels)
-    if bounds == "crown-ibp":
-        worst_case = tighter_differences(output, labels, worst_case)
-    return margin(worst_case, labels)
-
-
-def _lifted(output: Interval, labels: Tensor) -> Tensor:
-    """Plain worst-case logits, raised by the rounding of the subtraction that follows."""
-    worst_case = plain_worst_case(output, labels)
-    size = worst_case.abs()
-    slack = 4 * OWN_UNIT * (size + size.gather(1, labels.unsqueeze(1)))
-    own = torch.nn.functional.one_hot(labels, worst_case.shape[1]).bool()
-    return torch.where(own, worst_case, worst_case + slack)
 
 
 def _certify(
@@ -264,87 +212,23 @@ def _certify(
     steps = torch.zeros_like(value, dtype=torch.int32)
     if len(candidates):
         zero = images.new_zeros(len(candidates))
-        rough = replace(solver, rtol=max(solver.rtol, _quick_error(images.device)))
-        with _quick_arithmetic("tf32"):
+        rough = replace(solver, rtol=max(solver.rtol, quick_error(images.device)))
+        with quick_arithmetic("tf32"):
             guess = rough.solve(
                 plain, zero, torch.full_like(zero, max_radius), indexed=True
             ).estimate
         if rough.rtol > solver.rtol:
-            with _quick_arithmetic("ieee"):
-                guess = _finer(guess, plain, max_radius, error=rough.rtol)
+            with quick_arithmetic("ieee"):
+                guess = finer(guess, plain, max_radius, error=rough.rtol)
         # Clamped, because `max_radius` may have been rounded up to the images' precision.
         guess = guess.double().clamp(max=max_radius)
-        root = _prove(guess, proven, max_radius, solver)
+        root = prove(guess, proven, max_radius, solver)
         value[candidates] = root.lower
         # Right, but not provable even at 0: a proven radius of 0 that is no root.
         unproven = root.status == RootStatus.POSITIVE_THROUGHOUT
         status[candidates] = root.status.masked_fill(unproven, Status.UNCONVERGED)
         steps[candidates] = root.steps
     return CertifiedRadius(value, status, steps, prediction), at_zero
-
-
-def _finer(
-    guess: Tensor, margin_at: Callable[[Tensor, Tensor], Tensor], max_radius: float, *, error: float
-) -> Tensor:
-    """The guess with more digits: the root of the secant through two points around it.
-
-    What these two evaluations in float32 add would take as many in float64.
-    """
-    everyone = torch.arange(len(guess), device=guess.device)
-    below, above = guess * (1 - error), (guess * (1 + error)).clamp(max=max_radius)
-    f_below, f_above = margin_at(below, everyone), margin_at(above, everyone)
-    root = below - f_below * (above - below) / (f_above - f_below)
-    # A secant that leads far away is none of a root; nor is one of a flat or infinite margin.
-    near = (root - guess).abs() <= 4 * error * guess
-    return torch.where(near & f_above.isfinite(), root, guess)
-
-
-def _prove(
-    guess: Tensor,
-    margin_at: Callable[[Tensor, Tensor], Tensor],
-    max_radius: float,
-    solver: Solver,
-) -> RootResult:
-    """The root of the proven margin, searched from a guess: two evaluations if it is good.
-
-    The first bracket around the guess is narrower than the solver's tolerance; each side that
-    does not hold is moved 16 times further out, and at last to 0 or `max_radius`.
-    """
-    ends = [torch.full_like(guess, math.nan), torch.full_like(guess, math.nan)]
-    values = [torch.full_like(guess, -math.inf), torch.full_like(guess, math.inf)]
-    steps = torch.zeros_like(guess, dtype=torch.int32)
-
-    def probe(radius: Tensor, wanted: Tensor) -> None:
-        index = wanted.nonzero().squeeze(1)
-        if not len(index):
-            return
-        radius = radius[index]
-        value = margin_at(radius, index)
-        steps[index] += 1
-        for end, known, fits in zip(ends, values, (value < 0, ~(value < 0)), strict=True):
-            end[index] = torch.where(fits, radius, end[index])
-            known[index] = torch.where(fits, value, known[index])
-
-    def lacking(side: int) -> Tensor:
-        """Samples without this side, unless the other one has reached its very end."""
-        return ends[side].isnan() & ~(ends[1 - side] == (0.0, max_radius)[side])
-
-    slack = 0.4 * (solver.rtol * guess + solver.xtol)
-    for _ in range(4):
-        below = torch.where(guess < max_radius, guess - slack, guess)
-        probe(below.clamp(min=0.0), lacking(0))
-        probe((guess + slack).clamp(max=max_radius), lacking(1))
-        slack = 16 * slack
-    probe(torch.zeros_like(guess), lacking(0))
-    probe(torch.full_like(guess, max_radius), lacking(1))
-    # A side still lacking says that the margin is of one sign throughout.
-    lower, upper = ends[0].nan_to_num(nan=0.0), ends[1].nan_to_num(nan=max_radius)
-    root = solver.solve(
-        margin_at, lower, upper, indexed=True,
-        f_lower=torch.where(ends[0].isnan(), math.inf, values[0]),
-        f_upper=torch.where(ends[1].isnan(), -math.inf, values[1]),
-    )  # fmt: skip
-    return root._replace(steps=root.steps + steps)
 
 
 def _implicit(
@@ -371,36 +255,6 @@ def _implicit(
         # Rows outside are cut off before the division, so that no NaN comes back through them.
         moved = torch.where(inside, value, 0.0)
         return certified.value - (moved - moved.detach()) / slope
-
-
-@torch.no_grad()
-def _check_same_network(model: nn.Module, images: Tensor) -> None:
-    """Refuses a model that is another one for tensors than for intervals, or in another batch.
-
-    What it computes of an image, alone or among others, must lie inside the rounding-safe bounds
-    of that image. A forward that asks for the type of its input, draws at random or mixes the
-    samples of a batch does not.
-    """
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not bool(tensor.isfinite().all()):
-            raise InvalidInput(f"`model` must hold finite numbers; got NaN or infinity in `{name}`")
-    held = [tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()]
-    images = images.to(held[0] if held else images.dtype)
-    kind = torch.finfo(images.dtype)
-    rounding = Rounding("its own", kind.eps / 2, kind.tiny, kind.max / 2)
-    zero = torch.zeros(len(images), dtype=torch.float64, device=images.device)
-    output = propagate(model, box(images.double(), zero, None, rounding=rounding))
-    check_logits(output, None, len(images))
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    for count in {1, len(images)}:
-        logits = functional_call(model, buffers, (images[:count],))
-        lower, upper = (end[:count] for end in output.ends())
-        if bool(((logits < lower) | (logits > upper)).any()):
-            raise UnsupportedOperation(
-                "the model computes something else of images than of intervals around them, or of "
-                "one image than of several: its forward must not ask for the type of its input, "
-                "draw at random or mix the samples of a batch; or a registered rule is wrong"
-            )
 
 
 def _check(
@@ -441,24 +295,3 @@ def _default_batch(images: Tensor, bounds: str) -> int:
 def _batches_together(device: torch.device) -> int:
     """Batches of one search: on CUDA its last few samples cost as many launches as all."""
     return 16 if device.type == "cuda" else 1
-
-
-def _quick_error(device: torch.device) -> float:
-    """Relative error of a radius found in quick arithmetic: TF32 on CUDA is worth three digits."""
-    return 1e-3 if device.type == "cuda" else 0.0
-
-
-def _quick_arithmetic(form: str) -> AbstractContextManager[None]:
-    """CuDNN on again inside `ieee_arithmetic`, in TF32 or not: for what is proven afterwards."""
-    return float32_products(form, cudnn=True)
-
-
-@contextmanager
-def ieee_arithmetic(device: torch.device) -> Iterator[None]:
-    """Plain sums of products: no autocast, no TF32, no convolution algorithm but im2col.
-
-    cuDNN's own algorithms (Winograd, FFT) break the error bound, so it is off. The caller's
-    settings come back afterwards.
-    """
-    with float32_products("ieee", cudnn=False), torch.autocast(device.type, enabled=False):
-        yield

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from acert.arithmetic import ieee_arithmetic
 from acert.attack.search import AttackResult, Found, attack_radius
 from acert.bounds.margin import box, margin
 from acert.bounds.propagation import propagate
@@ -19,7 +20,6 @@ from acert.bounds.rounding import FLOAT32, REAL
 from acert.data import Split, to_float
 from acert.errors import InvalidInput
 from acert.evaluation import Certificates, evaluation_mode
-from acert.radius import ieee_arithmetic
 from acert.records import rounded_up
 
 __all__ = ["AttackCheck", "Violation", "check_certificates"]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from acert.arithmetic import ieee_arithmetic
 from acert.attack.exact_box import distance, float32_below, float32_box
 from acert.bounds.checks import (
     Domain,
@@ -31,7 +32,6 @@ from acert.bounds.margin import margin
 from acert.errors import InvalidInput
 from acert.evaluation import evaluation_mode
 from acert.precision import float32_products
-from acert.radius import ieee_arithmetic
 
 __all__ = ["AttackResult", "Found", "attack_radius"]
 

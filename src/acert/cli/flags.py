@@ -14,7 +14,7 @@ from acert.errors import InvalidInput
 from acert.experiments.budget import duration
 from acert.experiments.choice import own_model
 from acert.experiments.override import number
-from acert.experiments.run import available_device
+from acert.experiments.preparation import available_device
 
 __all__ = [
     "Parser",

@@ -17,7 +17,7 @@ from acert.experiments.paper.reproduction import Job, jobs, reproduce
 from acert.experiments.paper.row import Row
 from acert.experiments.paper.rows import find, selected
 from acert.experiments.paper.standing import Standing, standing
-from acert.experiments.run import check_seed
+from acert.experiments.preparation import check_seed
 from acert.untrusted import shown
 
 __all__ = ["add"]

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from acert.arithmetic import ieee_arithmetic
 from acert.bounds.checks import check_images, check_labels
 from acert.bounds.margin import margin
 from acert.deploy.onnx_file import write_plain
 from acert.errors import InvalidInput, RunError
-from acert.radius import ieee_arithmetic
 
 __all__ = ["Benchmark", "box_decimals", "property_text", "write_benchmark"]
 

@@ -12,10 +12,10 @@ from torch.func import functional_call
 
 from acert.bounds.checks import check_max_radius, check_model
 from acert.bounds.margin import margin
+from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import FLOAT32, OWN_UNIT
 from acert.deploy.portable import PortableArithmetic
 from acert.errors import InvalidInput
-from acert.radius import proven_margin
 
 __all__ = ["CertifiedClassifier"]
 

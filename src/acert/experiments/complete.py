@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 from acert import data, records
+from acert.arithmetic import ARITHMETICS
 from acert.bounds.margin import check_bounds
 from acert.errors import InvalidInput, RunError
 from acert.evaluation import Certificates, certify
 from acert.experiments.execution import Stop
 from acert.experiments.experiment import Experiment, to_config
+from acert.experiments.preparation import Factory, refuse_other
 from acert.experiments.progress import Progress, display
-from acert.experiments.run import Factory, record_certification, refuse_other, train_run
-from acert.radius import ARITHMETICS
+from acert.experiments.run import record_certification, train_run
 from acert.records import Row
 from acert.training import Trainer
 

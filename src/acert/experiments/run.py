@@ -9,26 +9,22 @@ bytes.
 
 from __future__ import annotations
 
-import hashlib
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from acert import data, models, records
-from acert.bounds import clean_pass, worst_case_logits
-from acert.data import Augmentation, Dataset, Split, to_float
+from acert import data, records
+from acert.data import Augmentation, Dataset, Split
 from acert.data.dataset import split_from_arrays
-from acert.errors import AcertError, InvalidInput, RunError, UnsupportedOperation
-from acert.evaluation import Certificates, evaluation_mode, examples
+from acert.errors import InvalidInput, RunError
+from acert.evaluation import Certificates, examples
 from acert.experiments.ahead import Ahead
 from acert.experiments.execution import (
     SAVE_EVERY,
@@ -37,13 +33,20 @@ from acert.experiments.execution import (
     stop_on_signal,
     to_tensors,
 )
-from acert.experiments.experiment import (
-    Experiment,
-    build_model,
-    build_own,
-    check_fields,
-    read_experiment,
-    to_config,
+from acert.experiments.experiment import Experiment, check_fields, read_experiment, to_config
+from acert.experiments.preparation import (
+    Arrays,
+    Factory,
+    available_device,
+    check_fit,
+    check_seed,
+    check_training_mode,
+    data_facts,
+    network_to_train,
+    own_surroundings,
+    pair_of_arrays,
+    refuse_other,
+    with_validation,
 )
 from acert.experiments.progress import Events, Progress, display
 from acert.methods import Method
@@ -51,25 +54,15 @@ from acert.processes import ALONE, Processes
 from acert.records import Row
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius
 from acert.training import Settings, Trainer
-from acert.untrusted import check_size, within
+from acert.untrusted import within
 
 __all__ = [
-    "Factory",
     "Run",
-    "available_device",
-    "check_seed",
     "record_certification",
-    "refuse_other",
     "resume_run",
     "train",
     "train_run",
 ]
-
-# Called with (input_shape, num_classes).
-Factory = Callable[[tuple[int, ...], int], nn.Module]
-Arrays = tuple[Tensor | npt.ArrayLike, Tensor | npt.ArrayLike]
-# What a step draws comes from products of the seed that must fit into 64 bits.
-_SEEDS = 10_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,9 +113,9 @@ def train_run(
             f"`domain` must be that of the data, {dataset.domain}; got {settings.domain}"
         )
     chosen = available_device(device)
-    with _own_surroundings(settings.seed, chosen):
+    with own_surroundings(settings.seed, chosen):
         return _run(
-            _network(experiment, dataset, model, judge=resume), dataset, settings,
+            network_to_train(experiment, dataset, model, judge=resume), dataset, settings,
             config=config, folder=folder, device=chosen, resume=resume,
             validate_every=experiment.validate_every,
             progress=progress, tensorboard=tensorboard, command=command, save_every=save_every,
@@ -195,6 +188,7 @@ def train(
     samples are in the history every `validate_every` epochs and at the end. `device=None` is
     where the model is.
 
+    >>> from acert import models
     >>> from acert.methods import Acert
     >>> model = models.mlp(2, [8], 2)
     >>> images, labels = torch.tensor([[0.1, 0.9], [0.9, 0.1]] * 8), torch.tensor([0, 1] * 8)
@@ -221,10 +215,10 @@ def train(
     }  # fmt: skip
     check_fields(Settings, given if batch_size is None else given | {"batch_size": batch_size})
     check_seed(seed)
-    dataset = data.from_arrays(*_pair("samples", samples), domain=domain)
+    dataset = data.from_arrays(*pair_of_arrays("samples", samples), domain=domain)
     if validation is not None:
-        checked = split_from_arrays(*_pair("validation", validation), domain=domain)
-        dataset = _with_validation(dataset, checked)
+        checked = split_from_arrays(*pair_of_arrays("validation", validation), domain=domain)
+        dataset = with_validation(dataset, checked)
     if radius_schedule is None:
         length = max(1, round(0.4 * epochs))
         radius_schedule = SmoothRadius(start_epoch=min(2, max(epochs, 1)), length=length)
@@ -251,7 +245,7 @@ def train(
         records.check_free(folder)
     own = next(model.parameters(), torch.empty(0)).device
     where = own if device is None else available_device(device)
-    with _own_surroundings(seed, where):
+    with own_surroundings(seed, where):
         return _run(
             model, dataset, settings,
             config=config, folder=folder, device=where, resume=resume,
@@ -259,6 +253,11 @@ def train(
             command=None, save_every=save_every, local={},
             go_on=f"the same call with resume=True and out={str(folder)!r}",
         )  # fmt: skip
+
+
+def _as_tuple(value: Any) -> Any:
+    """A list as the tuple that it was meant to be."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def record_certification(
@@ -306,13 +305,13 @@ def _run(
     """Checks, prepares the folder, trains to the end and writes what the run leaves behind."""
     if not processes.first:
         folder, progress, tensorboard = None, False, False
-    facts = _facts(dataset)
+    facts = data_facts(dataset)
     model.to(device)
     train_split = dataset.train.to(device)
-    _check_fit(model, replace(dataset, train=train_split), settings, exact="experiment" in config)
+    check_fit(model, replace(dataset, train=train_split), settings, exact="experiment" in config)
     trainer = Trainer(model, train_split, settings, processes=processes)
     if settings.method.uses_bounds:
-        _check_training_mode(model, train_split, settings)
+        check_training_mode(model, train_split, settings)
     listener = display(progress, every=validate_every)
     listeners = [listener]
     validation = None if dataset.validation is None else dataset.validation.to(device)
@@ -346,177 +345,8 @@ def _run(
     return Run(model, execution.rows, folder)
 
 
-# -- checks and preparations --------------------------------------------------------------
-
-
-def _network(
-    experiment: Experiment,
-    dataset: Dataset,
-    model: nn.Module | Factory | None,
-    *,
-    judge: bool,
-) -> nn.Module:
-    """The network to be trained; with `judge`, its size comes from a file and is judged first."""
-    seed, network = experiment.settings.seed, experiment.network
-    if model is None:
-        if judge:
-            with torch.device("meta"):  # takes no memory
-                draft = build_model(network, dataset, seed=seed)
-            try:
-                check_size(sum(p.numel() * p.element_size() for p in draft.parameters()))
-            except ValueError as error:
-                raise RunError(f"the network of the config is too large: {error}") from error
-        return build_model(network, dataset, seed=seed)
-    if isinstance(model, nn.Module):
-        return model
-    torch.manual_seed(seed)
-    built = build_own(model, dataset.input_shape, dataset.num_classes)
-    return models.ibp_init_(built) if network.initialization == "ibp" else built
-
-
-def _with_validation(dataset: Dataset, split: Split) -> Dataset:
-    shape, largest = tuple(split.images.shape[1:]), int(split.labels.max())
-    if shape != dataset.input_shape or largest >= dataset.num_classes:
-        raise InvalidInput(
-            f"`validation` must be like the training samples, inputs of {dataset.input_shape} and "
-            f"labels up to {dataset.num_classes - 1}; got {shape} and {largest}"
-        )
-    return replace(dataset, validation=split)
-
-
 def _within(path: Path, folder: Path) -> Path:
     try:
         return within(path, folder)
     except ValueError as error:
         raise RunError(f"{path} cannot be written: {error}") from error
-
-
-def _as_tuple(value: Any) -> Any:
-    """A list as the tuple that it was meant to be."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _pair(name: str, samples: object) -> Arrays:
-    """The samples, refused unless they are two: a loader or a data set is not taken apart."""
-    if not isinstance(samples, (tuple, list)) or len(samples) != 2:
-        count = f" of {len(samples)}" if isinstance(samples, (tuple, list)) else ""
-        raise InvalidInput(
-            f"`{name}` must be a pair of arrays, (images, labels); "
-            f"got a {type(samples).__name__}{count}"
-        )
-    return samples[0], samples[1]
-
-
-def check_seed(seed: int) -> None:
-    """Refuses a seed that runs cannot be drawn from."""
-    if not 0 <= seed < _SEEDS:
-        raise InvalidInput(f"`seed` must be in [0, {_SEEDS - 1}]; got {seed}")
-
-
-def available_device(device: str | torch.device) -> torch.device:
-    """The device of that name; refused if it is not there."""
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    # torch raises an AssertionError where it was built without CUDA.
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidInput(f"`device` must be available here; got {device} ({reason})") from error
-    return torch.empty(0, device=chosen).device
-
-
-@contextmanager
-def _own_surroundings(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers from the seed for what a model draws itself, gradients, full precision.
-
-    What the caller had comes back afterwards.
-    """
-    if torch.is_inference_mode_enabled():
-        raise InvalidInput("training must be outside of torch.inference_mode(); it needs gradients")
-    with (
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        torch.enable_grad(),
-        torch.autocast(device.type, enabled=False),
-    ):
-        torch.manual_seed(seed)
-        yield
-
-
-def _check_fit(model: nn.Module, dataset: Dataset, settings: Settings, *, exact: bool) -> None:
-    """Refuses a model that does not fit the data or the method, before anything is written."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InvalidInput("`model` must have parameters to train; got none")
-    images, labels = to_float(dataset.train.images[:2]), dataset.train.labels[:2]
-    with evaluation_mode(model), torch.no_grad():
-        try:
-            logits = model(images)
-        except AcertError:
-            raise
-        # Everything: what a module raises for a wrong shape is its own affair.
-        except Exception as error:
-            raise InvalidInput(
-                f"`model` must take the inputs of {dataset.name}, of shape {dataset.input_shape}; "
-                f"it answered: {(str(error) or type(error).__name__).splitlines()[0]}"
-            ) from error
-        shape = tuple(logits.shape)
-        if len(shape) != 2 or shape[0] != len(images):
-            raise InvalidInput(f"`model` must return logits of shape (batch, classes); got {shape}")
-        classes = dataset.num_classes
-        if shape[1] < classes or (exact and shape[1] > classes):
-            raise InvalidInput(
-                f"`model` must have {classes} outputs, one a class of {dataset.name}; "
-                f"got {shape[1]}"
-            )
-        if settings.method.uses_bounds:
-            worst_case_logits(
-                model, images, labels, settings.max_radius,
-                elide=settings.elide, domain=settings.domain,
-            )  # fmt: skip
-
-
-def _check_training_mode(model: nn.Module, train: Split, settings: Settings) -> None:
-    """Refuses a model that can be bounded in evaluation mode only; its buffers stay as they are."""
-    images, labels = to_float(train.images[:2]), train.labels[:2]
-    before = [buffer.clone() for buffer in model.buffers()]
-    with evaluation_mode(model), torch.no_grad():
-        model.train()
-        try:
-            _, statistics = clean_pass(model, images)
-            worst_case_logits(
-                model, images, labels, settings.max_radius,
-                elide=settings.elide, domain=settings.domain, statistics=statistics,
-            )  # fmt: skip
-        except (UnsupportedOperation, InvalidInput) as error:
-            raise UnsupportedOperation(
-                f"`model` cannot be bounded in training mode: {error}. Dropout and other noise "
-                "have no bounds there: take it out, or train with method=Standard()"
-            ) from error
-        finally:
-            for buffer, old in zip(model.buffers(), before, strict=True):
-                buffer.copy_(old)
-
-
-def refuse_other(folder: Path, name: str, value: Any) -> None:
-    """Refuses to resume a run with another config, or on other data, than it was begun with."""
-    kept = records.read_config(folder)
-    found = records.first_difference({name: kept.get(name)}, {name: value})
-    if found is not None:
-        raise RunError(f"the run in {folder} cannot be resumed with another config: {found}")
-
-
-def _facts(dataset: Dataset) -> dict[str, Any]:
-    """What a config says of the data: enough to build the model, and to know them again."""
-    digest = hashlib.sha256()
-    for tensor in (dataset.train.images, dataset.train.labels):
-        digest.update(np.ascontiguousarray(tensor.numpy()).data)
-    return {
-        "name": dataset.name,
-        "input_shape": list(dataset.input_shape),
-        "classes": list(dataset.classes),
-        "mean": list(dataset.mean),
-        "std": list(dataset.std),
-        "domain": list(dataset.domain),
-        "train": len(dataset.train),
-        "validation": 0 if dataset.validation is None else len(dataset.validation),
-        "sha256": digest.hexdigest(),
-    }

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from acert.arithmetic import ieee_arithmetic
 from acert.bounds import propagate
 from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
 from acert.data import Split, to_float
 from acert.evaluation import evaluation_mode
-from acert.radius import ieee_arithmetic
 from acert.rootfind import Brent, RootStatus
 
 __all__ = ["RootSteps", "root_steps"]

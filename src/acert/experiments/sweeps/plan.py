@@ -14,7 +14,7 @@ from acert.errors import InvalidInput, RunError
 from acert.experiments.choice import SCHEDULES, chosen_experiment
 from acert.experiments.experiment import Experiment, to_config
 from acert.experiments.override import nearest
-from acert.experiments.run import check_seed
+from acert.experiments.preparation import check_seed
 from acert.methods import METHODS
 
 __all__ = ["Plan", "PlannedRun", "make_plan"]

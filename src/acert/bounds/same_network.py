@@ -1,0 +1,45 @@
+"""The check that bounds speak of the network that answers: the same for tensors and intervals."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from acert.bounds.checks import check_logits
+from acert.bounds.margin import box
+from acert.bounds.propagation import propagate
+from acert.bounds.rounding import Rounding
+from acert.errors import InvalidInput, UnsupportedOperation
+
+__all__ = ["check_same_network"]
+
+
+@torch.no_grad()
+def check_same_network(model: nn.Module, images: Tensor) -> None:
+    """Refuses a model that is another one for tensors than for intervals, or in another batch.
+
+    What it computes of an image, alone or among others, must lie inside the rounding-safe bounds
+    of that image. A forward that asks for the type of its input, draws at random or mixes the
+    samples of a batch does not.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not bool(tensor.isfinite().all()):
+            raise InvalidInput(f"`model` must hold finite numbers; got NaN or infinity in `{name}`")
+    held = [tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()]
+    images = images.to(held[0] if held else images.dtype)
+    kind = torch.finfo(images.dtype)
+    rounding = Rounding("its own", kind.eps / 2, kind.tiny, kind.max / 2)
+    zero = torch.zeros(len(images), dtype=torch.float64, device=images.device)
+    output = propagate(model, box(images.double(), zero, None, rounding=rounding))
+    check_logits(output, None, len(images))
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for count in {1, len(images)}:
+        logits = functional_call(model, buffers, (images[:count],))
+        lower, upper = (end[:count] for end in output.ends())
+        if bool(((logits < lower) | (logits > upper)).any()):
+            raise UnsupportedOperation(
+                "the model computes something else of images than of intervals around them, or of "
+                "one image than of several: its forward must not ask for the type of its input, "
+                "draw at random or mix the samples of a batch; or a registered rule is wrong"
+            )

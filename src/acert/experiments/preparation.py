@@ -1,0 +1,210 @@
+"""What a run needs before it begins: seed, device, network and data, checked and prepared.
+
+All of it is refused, if it must be, before anything is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from acert import models, records
+from acert.bounds import clean_pass, worst_case_logits
+from acert.data import Dataset, Split, to_float
+from acert.errors import AcertError, InvalidInput, RunError, UnsupportedOperation
+from acert.evaluation import evaluation_mode
+from acert.experiments.experiment import Experiment, build_model, build_own
+from acert.training import Settings
+from acert.untrusted import check_size
+
+__all__ = [
+    "Arrays",
+    "Factory",
+    "available_device",
+    "check_fit",
+    "check_seed",
+    "check_training_mode",
+    "data_facts",
+    "network_to_train",
+    "own_surroundings",
+    "pair_of_arrays",
+    "refuse_other",
+    "with_validation",
+]
+
+# Called with (input_shape, num_classes).
+Factory = Callable[[tuple[int, ...], int], nn.Module]
+Arrays = tuple[Tensor | npt.ArrayLike, Tensor | npt.ArrayLike]
+# What a step draws comes from products of the seed that must fit into 64 bits.
+_SEEDS = 10_000_000
+
+
+def check_seed(seed: int) -> None:
+    """Refuses a seed that runs cannot be drawn from."""
+    if not 0 <= seed < _SEEDS:
+        raise InvalidInput(f"`seed` must be in [0, {_SEEDS - 1}]; got {seed}")
+
+
+def available_device(device: str | torch.device) -> torch.device:
+    """The device of that name; refused if it is not there."""
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    # torch raises an AssertionError where it was built without CUDA.
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInput(f"`device` must be available here; got {device} ({reason})") from error
+    return torch.empty(0, device=chosen).device
+
+
+@contextmanager
+def own_surroundings(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers from the seed for what a model draws itself, gradients, full precision.
+
+    What the caller had comes back afterwards.
+    """
+    if torch.is_inference_mode_enabled():
+        raise InvalidInput("training must be outside of torch.inference_mode(); it needs gradients")
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
+        torch.manual_seed(seed)
+        yield
+
+
+def network_to_train(
+    experiment: Experiment,
+    dataset: Dataset,
+    model: nn.Module | Factory | None,
+    *,
+    judge: bool,
+) -> nn.Module:
+    """The network to be trained; with `judge`, its size comes from a file and is judged first."""
+    seed, network = experiment.settings.seed, experiment.network
+    if model is None:
+        if judge:
+            with torch.device("meta"):  # takes no memory
+                draft = build_model(network, dataset, seed=seed)
+            try:
+                check_size(sum(p.numel() * p.element_size() for p in draft.parameters()))
+            except ValueError as error:
+                raise RunError(f"the network of the config is too large: {error}") from error
+        return build_model(network, dataset, seed=seed)
+    if isinstance(model, nn.Module):
+        return model
+    torch.manual_seed(seed)
+    built = build_own(model, dataset.input_shape, dataset.num_classes)
+    return models.ibp_init_(built) if network.initialization == "ibp" else built
+
+
+def pair_of_arrays(name: str, samples: object) -> Arrays:
+    """The samples, refused unless they are two: a loader or a data set is not taken apart."""
+    if not isinstance(samples, (tuple, list)) or len(samples) != 2:
+        count = f" of {len(samples)}" if isinstance(samples, (tuple, list)) else ""
+        raise InvalidInput(
+            f"`{name}` must be a pair of arrays, (images, labels); "
+            f"got a {type(samples).__name__}{count}"
+        )
+    return samples[0], samples[1]
+
+
+def with_validation(dataset: Dataset, split: Split) -> Dataset:
+    """The data with samples to validate on; refused unless they are like those to train on."""
+    shape, largest = tuple(split.images.shape[1:]), int(split.labels.max())
+    if shape != dataset.input_shape or largest >= dataset.num_classes:
+        raise InvalidInput(
+            f"`validation` must be like the training samples, inputs of {dataset.input_shape} and "
+            f"labels up to {dataset.num_classes - 1}; got {shape} and {largest}"
+        )
+    return replace(dataset, validation=split)
+
+
+def data_facts(dataset: Dataset) -> dict[str, Any]:
+    """What a config says of the data: enough to build the model, and to know them again."""
+    digest = hashlib.sha256()
+    for tensor in (dataset.train.images, dataset.train.labels):
+        digest.update(np.ascontiguousarray(tensor.numpy()).data)
+    return {
+        "name": dataset.name,
+        "input_shape": list(dataset.input_shape),
+        "classes": list(dataset.classes),
+        "mean": list(dataset.mean),
+        "std": list(dataset.std),
+        "domain": list(dataset.domain),
+        "train": len(dataset.train),
+        "validation": 0 if dataset.validation is None else len(dataset.validation),
+        "sha256": digest.hexdigest(),
+    }
+
+
+def refuse_other(folder: Path, name: str, value: Any) -> None:
+    """Refuses to resume a run with another config, or on other data, than it was begun with."""
+    kept = records.read_config(folder)
+    found = records.first_difference({name: kept.get(name)}, {name: value})
+    if found is not None:
+        raise RunError(f"the run in {folder} cannot be resumed with another config: {found}")
+
+
+def check_fit(model: nn.Module, dataset: Dataset, settings: Settings, *, exact: bool) -> None:
+    """Refuses a model that does not fit the data or the method, before anything is written."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InvalidInput("`model` must have parameters to train; got none")
+    images, labels = to_float(dataset.train.images[:2]), dataset.train.labels[:2]
+    with evaluation_mode(model), torch.no_grad():
+        try:
+            logits = model(images)
+        except AcertError:
+            raise
+        # Everything: what a module raises for a wrong shape is its own affair.
+        except Exception as error:
+            raise InvalidInput(
+                f"`model` must take the inputs of {dataset.name}, of shape {dataset.input_shape}; "
+                f"it answered: {(str(error) or type(error).__name__).splitlines()[0]}"
+            ) from error
+        shape = tuple(logits.shape)
+        if len(shape) != 2 or shape[0] != len(images):
+            raise InvalidInput(f"`model` must return logits of shape (batch, classes); got {shape}")
+        classes = dataset.num_classes
+        if shape[1] < classes or (exact and shape[1] > classes):
+            raise InvalidInput(
+                f"`model` must have {classes} outputs, one a class of {dataset.name}; "
+                f"got {shape[1]}"
+            )
+        if settings.method.uses_bounds:
+            worst_case_logits(
+                model, images, labels, settings.max_radius,
+                elide=settings.elide, domain=settings.domain,
+            )  # fmt: skip
+
+
+def check_training_mode(model: nn.Module, train: Split, settings: Settings) -> None:
+    """Refuses a model that can be bounded in evaluation mode only; its buffers stay as they are."""
+    images, labels = to_float(train.images[:2]), train.labels[:2]
+    before = [buffer.clone() for buffer in model.buffers()]
+    with evaluation_mode(model), torch.no_grad():
+        model.train()
+        try:
+            _, statistics = clean_pass(model, images)
+            worst_case_logits(
+                model, images, labels, settings.max_radius,
+                elide=settings.elide, domain=settings.domain, statistics=statistics,
+            )  # fmt: skip
+        except (UnsupportedOperation, InvalidInput) as error:
+            raise UnsupportedOperation(
+                f"`model` cannot be bounded in training mode: {error}. Dropout and other noise "
+                "have no bounds there: take it out, or train with method=Standard()"
+            ) from error
+        finally:
+            for buffer, old in zip(model.buffers(), before, strict=True):
+                buffer.copy_(old)

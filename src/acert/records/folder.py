@@ -1,0 +1,51 @@
+"""The run folder itself: free for a new run, made, writable, finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from acert.errors import RunError
+from acert.records.files import WEIGHTS, is_draft
+from acert.untrusted import fresh
+
+__all__ = ["check_free", "create", "is_finished", "make_writable"]
+
+
+def check_free(folder: Path) -> None:
+    """Refuses a folder that already holds anything."""
+    # Drafts of a run that was killed before its first file count as nothing.
+    if folder.is_file() or (
+        folder.is_dir() and not all(is_draft(path) for path in folder.iterdir())
+    ):
+        raise RunError(
+            f"the run folder {folder} exists already: choose another, or go on with it: "
+            f"acert train --resume {folder}"
+        )
+
+
+def create(folder: Path) -> None:
+    """Makes the folder of a new run, with the folders above it."""
+    check_free(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"the run folder {folder} cannot be made: {error.strerror or error}"
+        ) from error
+
+
+def make_writable(folder: Path) -> None:
+    """Makes the folder if there is none, and finds out whether a file can be written there."""
+    probe = folder / ".probe.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with fresh(probe):
+            pass
+        probe.unlink()
+    except OSError as error:
+        raise RunError(f"nothing can be written to {folder}: {error.strerror or error}") from error
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run came to its end: the weights are written last."""
+    return (folder / WEIGHTS).is_file()
