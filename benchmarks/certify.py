@@ -39,7 +39,8 @@ from acert.data import Split, to_float  # noqa: E402
 from acert.guess import prove  # noqa: E402
 from acert.methods import FastIBP  # noqa: E402
 from acert.schedules import SmoothRadius  # noqa: E402
-from acert.training import Settings, Trainer  # noqa: E402
+from acert.settings import Settings  # noqa: E402
+from acert.training import Trainer  # noqa: E402
 from acert.zoo import load_model, run_experiment  # noqa: E402
 
 PASSES = 10

@@ -41,7 +41,8 @@ from acert.methods import METHODS, Acert  # noqa: E402
 from acert.precision import PRECISIONS  # noqa: E402
 from acert.processes import ALONE, Processes  # noqa: E402
 from acert.schedules import FullRadius, SmoothRadius  # noqa: E402
-from acert.training import Batch, Settings, Trainer  # noqa: E402
+from acert.settings import Settings  # noqa: E402
+from acert.training import Batch, Trainer  # noqa: E402
 
 SHAPES = {"cifar10": (3, 32, 32), "mnist": (1, 28, 28), "tinyimagenet": (3, 64, 64)}
 CLASSES = {"cifar10": 10, "mnist": 10, "tinyimagenet": 200}

@@ -17,7 +17,8 @@ from acert.methods import METHODS
 from acert.models import ibp_init_
 from acert.processes import ALONE, Processes
 from acert.schedules import SmoothRadius
-from acert.training import Settings, Trainer
+from acert.settings import Settings
+from acert.training import Trainer
 
 SAMPLES, BATCH, CLASSES = 40, 12, 3  # the last batch of an epoch has 4
 

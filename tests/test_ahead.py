@@ -13,7 +13,7 @@ from acert.experiments.ahead import Ahead, compile_later_step
 from acert.experiments.experiment import Experiment, Network, to_config
 from acert.methods import Acert
 from acert.schedules import SmoothRadius
-from acert.training import Settings
+from acert.settings import Settings
 
 SETTINGS = Settings(
     method=Acert(), max_radius=0.1, epochs=5, batch_size=8,

@@ -15,7 +15,8 @@ from acert.experiments.ahead import compile_later_step
 from acert.experiments.experiment import Experiment, Network, to_config
 from acert.methods import METHODS
 from acert.schedules import SmoothRadius
-from acert.training import Settings, Trainer
+from acert.settings import Settings
+from acert.training import Trainer
 
 pytestmark = [
     pytest.mark.cuda,

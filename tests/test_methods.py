@@ -15,7 +15,8 @@ from acert.methods import METHODS, Acert, AcertFast, CrownIBP, FastIBP, Sabr, St
 from acert.methods.base import Step
 from acert.models import cnn7, ibp_init_, mlp
 from acert.schedules import SmoothRadius
-from acert.training import Settings, Trainer
+from acert.settings import Settings
+from acert.training import Trainer
 
 DOMAIN = (0.0, 1.0)
 

@@ -37,7 +37,7 @@ from acert.experiments.run import (
 )
 from acert.methods import METHODS, Acert, FastIBP, Sabr, Standard
 from acert.schedules import Constant, OneCycle, SmoothRadius
-from acert.training import Settings
+from acert.settings import Settings
 
 STEPS = 9  # an epoch of the digits
 

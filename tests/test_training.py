@@ -17,7 +17,8 @@ from acert.precision import PRECISIONS
 from acert.processes import ALONE
 from acert.rootfind import Brent
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, epoch_of
-from acert.training import Settings, Trainer
+from acert.settings import Settings
+from acert.training import Trainer
 
 
 def samples(count=22, shape=(1, 4, 4), classes=3):

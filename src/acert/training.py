@@ -10,71 +10,24 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from acert.data import Augmentation, Draws, Split, augment, to_float
+from acert.data import Draws, Split, augment, to_float
 from acert.errors import InvalidInput, RunError
 from acert.losses import TERMS, Objective, Scalars
-from acert.methods import Attack, Method
+from acert.methods import Attack
 from acert.precision import FLOAT32, PRECISIONS, float32_products
 from acert.processes import ALONE, Processes
-from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius, epoch_of
+from acert.schedules import epoch_of
+from acert.settings import Settings
 
-__all__ = ["Batch", "Settings", "Tally", "Trainer"]
+__all__ = ["Batch", "Tally", "Trainer"]
 
 _ADAM_BETAS = (0.9, 0.999)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that decides a training run besides the model and the data."""
-
-    method: Method
-    max_radius: float
-    epochs: int
-    batch_size: int = 128
-    learning_rate: LearningRate = field(default_factory=OneCycle)
-    radius_schedule: RadiusSchedule = field(default_factory=SmoothRadius)
-    regularization: float = 0.5
-    l1: float = 0.0
-    clip_norm: float = 10.0
-    seed: int = 0
-    precision: str = "float32"
-    elide: bool = True
-    domain: tuple[float, float] = (0.0, 1.0)
-    augmentation: Augmentation | None = None
-
-    def __post_init__(self) -> None:
-        faults = [
-            f"`{name}` must be {constraint}; got {value}"
-            for name, constraint, value, fits in (
-                ("max_radius", "above 0", self.max_radius, 0 < self.max_radius < math.inf),
-                ("epochs", "at least 1", self.epochs, self.epochs >= 1),
-                ("batch_size", "at least 2", self.batch_size, self.batch_size >= 2),
-                ("regularization", "at least 0", self.regularization, self.regularization >= 0),
-                ("l1", "at least 0", self.l1, self.l1 >= 0),
-                ("clip_norm", "above 0", self.clip_norm, self.clip_norm > 0),
-                (
-                    "precision",
-                    f"one of {', '.join(PRECISIONS)}",
-                    self.precision,
-                    self.precision in PRECISIONS,
-                ),
-            )
-            if not fits
-        ]
-        low, high = self.domain
-        if not self.max_radius <= high - low:
-            faults.append(
-                f"`max_radius` must be at most the width of the domain, {high - low:g}; "
-                f"got {self.max_radius}"
-            )
-        if faults:
-            raise InvalidInput("; ".join(faults))
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,9 @@ reused modules work as they are, and nothing is stored on layers.
 
 A box is held as ends (lower, upper) or as a ball (center, radius), whichever the last rule
 produced; the other form is computed when a rule asks for it.
+
+Longer than other modules, because PyTorch and its models ask one object for all of this: numbers,
+shape, operators and rules.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from acert.errors import AcertError, InvalidInput, RunError
 from acert.methods import METHODS
 from acert.rootfind import Bisection, Brent
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, StepDecay
-from acert.training import Settings
+from acert.settings import Settings
 
 __all__ = [
     "SCHEMA",

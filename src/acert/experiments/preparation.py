@@ -23,7 +23,7 @@ from acert.data import Dataset, Split, to_float
 from acert.errors import AcertError, InvalidInput, RunError, UnsupportedOperation
 from acert.evaluation import evaluation_mode
 from acert.experiments.experiment import Experiment, build_model, build_own
-from acert.training import Settings
+from acert.settings import Settings
 from acert.untrusted import check_size
 
 __all__ = [

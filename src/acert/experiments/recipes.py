@@ -21,7 +21,7 @@ from acert.experiments.experiment import Experiment, Network
 from acert.experiments.override import nearest, override
 from acert.methods import METHODS, Acert, AcertFast, CrownIBP, FastIBP, Method, Sabr, Standard
 from acert.schedules import FullRadius, OneCycle, RadiusSchedule, SmoothRadius, StepDecay
-from acert.training import Settings
+from acert.settings import Settings
 
 __all__ = ["RECIPES", "in_range", "recipe", "with_epochs"]
 

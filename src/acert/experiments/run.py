@@ -53,7 +53,8 @@ from acert.methods import Method
 from acert.processes import ALONE, Processes
 from acert.records import Row
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius
-from acert.training import Settings, Trainer
+from acert.settings import Settings
+from acert.training import Trainer
 from acert.untrusted import within
 
 __all__ = [
