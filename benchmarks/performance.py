@@ -257,9 +257,16 @@ def targets_table(results: Path, runs: Sequence[Record]) -> str:
         return _listed((run["precision"], f"{run[key] / unit:.1f}") for run in finished["runs"])
 
     certified = sorted(
-        (record.environment["certification_seconds"], record.environment["commit"][:7])
-        for record in runs
-        if "certification_seconds" in record.environment
+        [
+            (record.environment["certification_seconds"], record.environment["commit"])
+            for record in runs
+            if "certification_seconds" in record.environment
+        ]
+        + [
+            (run["certify_s"], run["environment"]["commit"])
+            for run in finished["runs"]
+            if run["certified"] == 10_000
+        ]
     )
     by_format: dict[str, dict[int, list[float]]] = {}
     for record in runs:
@@ -272,7 +279,7 @@ def targets_table(results: Path, runs: Sequence[Record]) -> str:
         arts.append((form, f"{sum(found.values()) / len(found):.2f}{missing}"))
     measured = (
         step("fastibp"), step("acert"), training("training_s", 60), training("first_step_s", 1),
-        f"{certified[0][0]:g} at commit {certified[0][1]}" if certified else "-", _listed(arts),
+        f"{certified[0][0]:.1f} at commit {certified[0][1][:7]}" if certified else "-", _listed(arts),
     )  # fmt: skip
     rows = [(name, *TARGETS[name], found) for name, found in zip(TARGETS, measured, strict=True)]
     return markdown(("", "required", "goal", "measured"), rows)
