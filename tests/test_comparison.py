@@ -61,6 +61,12 @@ def test_seeds_are_a_mean_with_its_spread(tmp_path):
     assert row[5:] == ["3", "a GPU, 10.0, 0123456 and fedcba9+"]
 
 
+def test_a_small_spread_has_the_decimals_of_its_mean(tmp_path):
+    records = [made(tmp_path, ROW.id, seed=seed, accuracy=0.6 + 1e-4 * seed) for seed in (0, 1)]
+    table = sections(standings(records), records_at="r")["table5"]
+    assert cells(table, "[CIFAR-10, ACERT, 0]")[1] == "60.00 ± 0.01"
+
+
 def test_table_2_compares_with_table_1(tmp_path):
     short = made(tmp_path, "table2/cifar10/acert-k0", accuracy=0.5)
     table = sections(standings([short]), records_at="r")["table2"]

@@ -153,7 +153,9 @@ def _figure(name: str) -> Column:
         if not values:
             return _DASH
         found = metrics.spread(values)
-        return _percent(found.mean) + ("" if found.std is None else f" ± {_percent(found.std)}")
+        digits = _digits(found.mean)
+        spread = "" if found.std is None else f" ± {found.std:.{digits}f}"
+        return f"{found.mean:.{digits}f}{spread}"
 
     return cell
 
@@ -166,9 +168,9 @@ def _read(record: Record, name: str, row: Row) -> float:
     return 100 * {"Acc": proven.accuracy, "ACR": proven.acr, "ART": proven.art}[name]
 
 
-def _percent(value: float) -> str:
-    # Standard training certifies next to nothing.
-    return f"{value:.2f}" if value == 0 or abs(value) >= 0.05 else f"{value:.4f}"
+def _digits(value: float) -> int:
+    """Decimals of a figure in per cent; standard training certifies next to nothing."""
+    return 2 if value == 0 or abs(value) >= 0.05 else 4
 
 
 def _art(one: Standing) -> float | None:
