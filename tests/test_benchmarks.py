@@ -258,7 +258,7 @@ def test_tables_of_made_up_records(tmp_path):
     assert "| acert | 500 | 1.7 |" in made
     run = {"dataset": "cifar10", "method": "acert", "kappa": 0.0, "precision": "tf32",
            "epochs": 200, "seed": 1, "first_step_s": 50.0, "training_s": 300.0, "epoch_s": 1.5,
-           "certify_s": 4.0, "accuracy": 62.0, "acr": 41.5, "art": 50.7239,
+           "certify_s": 4.0, "certified": 10_000, "accuracy": 62.0, "acr": 41.5, "art": 50.7239,
            "environment": place}  # fmt: skip
     (tmp_path / "train-cuda.json").write_text(json.dumps({"runs": [run]}))
     made = performance.rendered("<!-- train-cuda:begin --><!-- train-cuda:end -->", tmp_path)
