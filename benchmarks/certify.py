@@ -36,8 +36,8 @@ from acert.arithmetic import quick_arithmetic  # noqa: E402
 from acert.bounds.margin import box, margin, upper_differences  # noqa: E402
 from acert.bounds.propagation import propagate  # noqa: E402
 from acert.data import Split, to_float  # noqa: E402
-from acert.guess import prove  # noqa: E402
 from acert.methods import FastIBP  # noqa: E402
+from acert.root_proof import prove  # noqa: E402
 from acert.schedules import SmoothRadius  # noqa: E402
 from acert.settings import Settings  # noqa: E402
 from acert.training import Trainer  # noqa: E402

@@ -166,8 +166,10 @@ def test_a_step_compiled_ahead_is_found_in_the_cache(tmp_path, monkeypatch):
     facts = {"input_shape": [1, 8, 8], "classes": list("0123"), "mean": [0.5], "std": [0.25]}
     records.create(folder)
     records.write_config(folder, {"experiment": to_config(experiment), "data": facts})
-    words = [sys.executable, "-m", "acert.experiments.ahead", str(folder), "cuda:0"]
-    subprocess.run(words, check=True)
+    code = f"from acert.experiments.ahead import main; main({str(folder)!r}, 'cuda:0')"
+    # An open pipe: without one the process would leave with nobody to work for.
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        assert process.wait() == 0
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     trainer = compile_later_step(folder, torch.device("cuda:0"))

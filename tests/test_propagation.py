@@ -341,7 +341,7 @@ RECTIFIED = {
 @pytest.mark.parametrize("build", RECTIFIED.values(), ids=RECTIFIED.keys())
 @pytest.mark.parametrize("graded", [False, True])
 def test_relu_of_a_convolution_is_relu(build, graded):
-    """Without gradient it overwrites the convolution's result, which others may ask for."""
+    """Whoever else asks for the convolution's result, before or afterwards."""
     torch.manual_seed(0)
     model, batch = build().double().eval(), images(4, 2, 8, 8).double()
     with torch.set_grad_enabled(graded):
@@ -361,6 +361,68 @@ def test_relu_in_place_of_a_convolution_computes_it_once(monkeypatch):
         output = layer(Interval(batch, batch + 1).within(BoundPass(fold=True))).relu_()
     assert output.shape == (4, 3, 3, 3)
     assert len(seen) == 1
+
+
+class Shrinking(nn.Conv2d):
+    """A layer that changes its weights whenever it is called, unseen by autograd."""
+
+    def forward(self, x):
+        self.weight.data.mul_(0.5)
+        return super().forward(x)
+
+
+class Repeated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = Shrinking(2, 2, 3, padding=1)
+
+    def forward(self, x):
+        first = self.layer(x)
+        return first + self.layer(first.relu())
+
+
+def test_a_convolution_that_was_looked_at_keeps_its_numbers():
+    torch.manual_seed(0)
+    model, batch = Repeated(), images(4, 2, 5, 5)
+    with torch.no_grad():
+        output = copy.deepcopy(model)(batch)
+        box = Interval(batch - 0.01, batch + 0.01).within(BoundPass(fold=True))
+        lower, upper = propagate(model, box).ends()
+    assert (lower <= output).all()
+    assert (output <= upper).all()
+
+
+class Gated(nn.Module):
+    """A branch without gradient beside one with it."""
+
+    def __init__(self, pool):
+        super().__init__()
+        self.first, self.gate, self.last = (nn.Conv2d(2, 2, 1) for _ in range(3))
+        self.pool = pool
+
+    def forward(self, x):
+        y = self.pool(self.first(x).relu())
+        with torch.no_grad():
+            gate = self.gate(y)
+        return self.last(y) + gate
+
+
+@pytest.mark.parametrize("fold", [False, True])
+@pytest.mark.parametrize("pool", [nn.Identity(), nn.MaxPool2d(2), nn.AvgPool2d(2)], ids=str)
+def test_a_branch_without_gradient_takes_none_from_others(pool, fold):
+    torch.manual_seed(0)
+    model, batch = Gated(pool).double(), images(4, 2, 4, 4).double()
+    output = propagate(model, Interval(batch, batch + 0.1).within(BoundPass(fold=fold)))
+    output.upper.sum().backward()
+    assert model.gate.weight.grad is None
+    assert model.first.weight.grad.norm() > 0
+    # The same without the branch: it adds a constant.
+    wanted = [layer.weight.grad.clone() for layer in (model.first, model.last)]
+    model.zero_grad()
+    y = model.pool(model.first(Interval(batch, batch + 0.1)).relu())
+    model.last(y).upper.sum().backward()
+    found = [layer.weight.grad for layer in (model.first, model.last)]
+    torch.testing.assert_close(found, wanted)
 
 
 def test_relu_without_gradient_leaves_a_convolution_its_own():

@@ -15,8 +15,8 @@ import acert
 from acert import Bisection, Brent, Status, models
 from acert import radius as radius_module
 from acert.bounds.rounding import ROUNDINGS
-from acert.guess import finer
 from acert.radius import proven_margin
+from acert.root_proof import finer
 
 ARITHMETICS = sorted(ROUNDINGS)
 TIGHT = Brent(xtol=1e-300, rtol=0.0, max_steps=200)

@@ -91,7 +91,7 @@ class Objective:
             robust = F.cross_entropy(self.method.worst_case_logits(step), labels)
             if part is not None:
                 robust = share * robust
-            if _is_zero(scalars[Scalars.STANDARD]):
+            if robust.requires_grad and _is_zero(scalars[Scalars.STANDARD]):
                 loss = loss.detach()  # a weight of 0, as in most recipes: no gradient to compute
             loss = loss + scalars[Scalars.ROBUST] * robust
             seen = None if step.output is None else step.output.bound_pass

@@ -28,7 +28,7 @@ from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import OWN_UNIT, Rounding
 from acert.bounds.same_network import check_same_network
 from acert.errors import InvalidInput
-from acert.guess import finer, prove
+from acert.root_proof import finer, prove
 from acert.rootfind import Brent, RootStatus, Solver
 
 __all__ = ["CertifiedRadius", "Status", "certified_batches", "certified_radius", "proven_margin"]

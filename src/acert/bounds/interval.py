@@ -14,6 +14,7 @@ shape, operators and rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -133,7 +134,8 @@ class Interval:
     def ends(self) -> tuple[Tensor, Tensor]:
         """(lower, upper), rounded outward if the pass is rounding-safe."""
         if self._lower is None or self._upper is None:
-            lower, upper = self._ball_ends()
+            with _graded(*self.as_ball()):
+                lower, upper = self._ball_ends()
             object.__setattr__(self, "_lower", lower)
             object.__setattr__(self, "_upper", upper)
         assert self._lower is not None and self._upper is not None
@@ -161,31 +163,20 @@ class Interval:
             object.__setattr__(self, "_radius", radius)
             object.__setattr__(self, "_pending", None)
         if self._center is None or self._radius is None:
-            assert self._lower is not None and self._upper is not None
-            # In place: on a CPU new memory costs more than the arithmetic.
-            center = (self._lower + self._upper).div_(2)
-            if self.rounding is None:
-                radius = (self._upper - self._lower).div_(2)
-            else:
-                reach = torch.maximum(self._upper - center, center - self._lower)
-                radius = reach * (1 + 4 * OWN_UNIT) + torch.finfo(reach.dtype).tiny
+            lower, upper = self._lower, self._upper
+            assert lower is not None and upper is not None
+            with _graded(lower, upper):
+                # In place: on a CPU new memory costs more than the arithmetic.
+                center = (lower + upper).div_(2)
+                if self.rounding is None:
+                    radius = (upper - lower).div_(2)
+                else:
+                    reach = torch.maximum(upper - center, center - lower)
+                    radius = reach * (1 + 4 * OWN_UNIT) + torch.finfo(reach.dtype).tiny
             object.__setattr__(self, "_center", center)
             object.__setattr__(self, "_radius", radius)
         assert self._center is not None and self._radius is not None
         return self._center, self._radius
-
-    def own_ball(self) -> tuple[Tensor, Tensor] | None:
-        """(center, radius) in memory that a rule may overwrite; None if others may look at it.
-
-        That of a convolution without gradient that nobody has asked for yet. Whoever asks for it
-        afterwards has it computed again.
-        """
-        convolution = self.convolution
-        if convolution is None or convolution.graded:
-            return None
-        center, radius = convolution.ball()
-        object.__setattr__(self, "_pending", convolution._replace(shape=center.shape))
-        return center, radius
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Interval:
         """The box with its elements rearranged by `function`, which must not compute."""
@@ -281,8 +272,7 @@ class Interval:
     @property
     def shape(self) -> torch.Size:
         """Shape of either end."""
-        known = None if self.convolution is None else self.convolution.shape
-        return self._any.shape if known is None else known
+        return self._any.shape
 
     @property
     def dtype(self) -> torch.dtype:
@@ -482,6 +472,13 @@ def intervals_in(values: tuple[Any, ...]) -> Iterator[Interval]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from intervals_in(tuple(value))
+
+
+def _graded(one: Tensor, other: Tensor) -> AbstractContextManager[object]:
+    """Gradients on where a box has some: its other form is kept, whoever asked for it first."""
+    if torch.is_grad_enabled() or not (one.requires_grad or other.requires_grad):
+        return nullcontext()
+    return torch.enable_grad()
 
 
 def _of_sample(magnitude: Tensor, ndim: int) -> Tensor:

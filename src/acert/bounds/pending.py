@@ -22,8 +22,7 @@ class Convolution(NamedTuple):
     """A convolution of a ball: a batch norm behind it scales its weights.
 
     `graded` is whether gradients were on where the model called it: they may not be where its
-    numbers are asked for. `versions` tell whether its parameters are still what they were. The
-    `shape` of its result is known once it was computed.
+    numbers are asked for. `versions` tell whether its parameters are still what they were.
     """
 
     operation: Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -33,7 +32,6 @@ class Convolution(NamedTuple):
     bias: Tensor | None
     graded: bool
     versions: tuple[int, ...] = ()
-    shape: torch.Size | None = None
 
     @classmethod
     def called(

@@ -1,16 +1,17 @@
 """Compiles a run's later step while its first epochs train, in a process of its own.
 
-    python -m acert.experiments.ahead RUN DEVICE
-
 On CUDA a run has one step with regularisers and one without, and compiling the second in the
-middle of the run would hold it up for half a minute. All that this process leaves behind is in
+middle of the run would hold it up for half a minute. All that the process leaves behind is in
 the compiler's cache on disk, where the run finds it; if it fails, the run compiles for itself.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import final
 
@@ -23,47 +24,85 @@ from acert.experiments.progress import Progress
 from acert.records import Row
 from acert.training import Trainer
 
-__all__ = ["Ahead", "compile_later_step"]
+__all__ = ["Ahead", "compile_later_step", "main"]
 
 
 @final
 class Ahead(Progress):
-    """Starts that process after the run's first step, and ends it with the run."""
+    """Starts that process after the run's first step, and ends it when it is of no more use."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder.resolve()
         self.trainer: Trainer | None = None
+        self.wanted = False
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, trainer: Trainer) -> None:
         """Remembers what is trained, if it will need another step than its first."""
-        later = trainer.regularizes(trainer.step) and not trainer.regularizes(
+        self.trainer = trainer
+        self.wanted = self._regularizes(trainer.step) and not self._regularizes(
             trainer.total_steps - 1
         )
-        self.trainer = trainer if later else None
+
+    def _regularizes(self, step: int) -> bool:
+        return self.trainer is not None and self.trainer.regularizes(step)
 
     def step(self, step: int) -> None:
         """Starts the process once the first step is compiled: that one has the cores before."""
-        trainer, self.trainer = self.trainer, None
-        if trainer is not None and trainer.captured and _has_room(trainer.device):
-            words = [sys.executable, "-m", __name__, str(self.folder), str(trainer.device)]
-            nothing = subprocess.DEVNULL
-            self.process = subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing)
+        trainer = self.trainer
+        if not self.wanted or trainer is None or not _is_compiled(trainer):
+            return
+        self.wanted = False
+        # Nothing is lost without it but time.
+        with suppress(OSError, RuntimeError):
+            if _has_room(trainer.device):
+                self._begin(trainer.device)
+
+    def _begin(self, device: torch.device) -> None:
+        # The same places for modules as here.
+        code = f"import sys; sys.path[:] = {sys.path}; from {__name__} import main; "
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"{code}main({str(self.folder)!r}, {str(device)!r})"],
+            stdin=subprocess.PIPE,  # closed when this process ends, however it ends
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the run
+        )
 
     def epoch(self, row: Row) -> None:
-        """Does nothing."""
+        """Ends the process if the run is about to compile the later step itself."""
+        if self.trainer is not None and not self._regularizes(self.trainer.step):
+            self.close()
 
     def close(self) -> None:
         """Ends the process if it is still there."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
+            self.process.communicate()
+            self.process = None
+
+
+def _is_compiled(trainer: Trainer) -> bool:
+    """Whether the step of whole batches is; that of an epoch's last, smaller one is quickly had."""
+    whole = trainer.settings.batch_size
+    return any(total == whole for _, _, total in trainer.captured or {})
 
 
 def _has_room(device: torch.device) -> bool:
-    """Whether the device has memory for another such step, and for as much again."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free > 2 * torch.cuda.max_memory_reserved(device) + 2**30
+    """Whether more than half of the device's memory is free: validation will want some, too."""
+    free, total = torch.cuda.mem_get_info(device)
+    return free > total / 2
+
+
+def main(folder: str, device: str) -> None:
+    """The process: ends with its work, or with the run that has started it."""
+    threading.Thread(target=_leave_with_the_run, daemon=True).start()
+    compile_later_step(Path(folder), torch.device(device))
+
+
+def _leave_with_the_run() -> None:
+    os.read(0, 1)  # nothing is ever sent: it returns when the run is gone
+    os._exit(1)
 
 
 def compile_later_step(folder: Path, device: torch.device) -> Trainer:
@@ -83,7 +122,3 @@ def compile_later_step(folder: Path, device: torch.device) -> Trainer:
     trainer.step = settings.radius_schedule.last_epoch * trainer.steps_per_epoch
     trainer.run_epoch()
     return trainer
-
-
-if __name__ == "__main__":
-    compile_later_step(Path(sys.argv[1]), torch.device(sys.argv[2]))

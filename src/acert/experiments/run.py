@@ -335,7 +335,7 @@ def _run(
             records.create(folder)
             records.write_config(folder, config | {"data": facts})
             records.write_local(folder, local)
-        if device.type == "cuda" and ahead and not processes.joined:
+        if ahead and _compiles(device, processes):
             listeners.append(Ahead(folder))
     execution.start(resume=resume, command=command)
     with stop_on_signal(execution):
@@ -344,6 +344,11 @@ def _run(
     if folder is not None:
         execution.finish(command=command)
     return Run(model, execution.rows, folder)
+
+
+def _compiles(device: torch.device, processes: Processes) -> bool:
+    """Whether steps are compiled that another process could compile just as well."""
+    return device.type == "cuda" and not processes.joined
 
 
 def _within(path: Path, folder: Path) -> Path:
