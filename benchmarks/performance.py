@@ -275,8 +275,10 @@ def targets_table(results: Path, runs: Sequence[Record]) -> str:
     arts = []
     for form, seeds in by_format.items():
         found = {seed: sum(values) / len(values) for seed, values in seeds.items() if seed < 2}
-        missing = "" if len(found) == 2 else f" (seed {', '.join(map(str, found))} alone)"
-        arts.append((form, f"{sum(found.values()) / len(found):.2f}{missing}"))
+        count = sum(len(seeds[seed]) for seed in found)
+        runs_of = "seeds 0 and 1" if len(found) == 2 else f"seed {', '.join(map(str, found))} alone"
+        mean = sum(found.values()) / len(found)
+        arts.append((form, f"{mean:.2f} ({runs_of}, {count} runs)"))
     quickest = f"{certified[0][0]:.1f} at commit {certified[0][1][:7]}" if certified else "-"
     measured = (
         step("fastibp"), step("acert"), training("training_s", 60), training("first_step_s", 1),
