@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import acert
-from acert import Bisection, Brent, InvalidInput, data
+from acert import Bisection, Brent, InvalidInput, PowerLaw, RootStatus, data
 from acert.bounds import clean_pass
 from acert.experiments.experiment import Experiment, from_config, to_config
 from acert.methods import METHODS, Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
@@ -286,3 +286,24 @@ def test_an_experiment_can_hold_every_method():
         settings = Settings(method=cls(), max_radius=0.1, epochs=2)
         experiment = Experiment(dataset="digits", settings=settings)
         assert from_config(to_config(experiment)) == experiment
+
+
+def test_after_two_steps_a_power_law_is_nearer_to_the_radius_than_brent():
+    model = acert.load_model("digits-acert").double()
+    split = data.load_test("digits")
+    images, labels = data.to_float(split.images[:200]).double(), split.labels[:200]
+    at_zero = acert.certified_margin(model, images, labels, 0.0)
+
+    def margin(radius):
+        return acert.certified_margin(model, images, labels, radius)
+
+    zero = torch.zeros_like(at_zero)
+    root, brent, power = (
+        solver.solve(margin, zero, zero + 0.3, f_lower=at_zero)
+        for solver in (Brent(), Brent(max_steps=2), PowerLaw(max_steps=2))
+    )
+    inside = root.status == RootStatus.CONVERGED
+    assert inside.sum() > 30
+    errors = [(found.estimate - root.estimate)[inside] for found in (brent, power)]
+    assert errors[1].abs().mean() < 0.85 * errors[0].abs().mean()
+    assert errors[1].mean().abs() < 0.5 * errors[0].mean().abs()

@@ -16,9 +16,9 @@ from torch import Tensor
 
 import acert.rootfind
 from acert.errors import InvalidInput
-from acert.rootfind import Bisection, Brent, RootResult, RootStatus, Solver
+from acert.rootfind import Bisection, Brent, PowerLaw, RootResult, RootStatus, Solver
 
-SOLVERS = [Brent, Bisection]
+SOLVERS = [Brent, Bisection, PowerLaw]
 Array = npt.NDArray[np.float64]
 Function = Callable[[Tensor], Tensor]
 
@@ -166,6 +166,24 @@ def minus_infinity_below(x: Tensor) -> Tensor:
 
 def huge(x: Tensor) -> Tensor:
     return torch.where(x < 0.3, -1.0, 1.0).to(x.dtype) * torch.finfo(x.dtype).max
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 1.7, 3.0])
+def test_a_power_law_is_solved_in_one_step(power):
+    roots = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
+    zero, one = torch.zeros_like(roots), torch.ones_like(roots)
+    result = PowerLaw(max_steps=1).solve(lambda x: 5 * (x.pow(power) - roots.pow(power)), zero, one)
+    torch.testing.assert_close(result.estimate, roots, atol=1e-9, rtol=1e-9)
+    shifted = PowerLaw(max_steps=1).solve(
+        lambda x: (x - 3).pow(power) - roots.pow(power), zero + 3, one + 3
+    )
+    torch.testing.assert_close(shifted.estimate, roots + 3, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("exponent", [0.0, -1.0, math.inf, math.nan])
+def test_an_exponent_is_positive(exponent):
+    with pytest.raises(InvalidInput, match=r"`exponent` must be positive and finite; got"):
+        PowerLaw(exponent=exponent)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from acert.experiments.run import Run, train
     from acert.methods import Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
     from acert.radius import CertifiedRadius, Status, certified_radius
-    from acert.rootfind import Bisection, Brent, RootResult, RootStatus
+    from acert.rootfind import Bisection, Brent, PowerLaw, RootResult, RootStatus
     from acert.zoo import load_model
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "FastIBP",
     "Interval",
     "InvalidInput",
+    "PowerLaw",
     "RootResult",
     "RootStatus",
     "Run",

@@ -138,7 +138,7 @@ def certified_batches(
     """What `certified_radius` returns, some batches at a time, with the margins at radius 0."""
     rounding = _check(model, images, labels, max_radius, domain, bounds, arithmetic, batch_size)
     if not isinstance(solver, Solver):
-        raise InvalidInput(f"`solver` must be a Brent or Bisection; got {solver!r}")
+        raise InvalidInput(f"`solver` must be a Brent, PowerLaw or Bisection; got {solver!r}")
     size = batch_size or _default_batch(images, bounds)
     with ieee_arithmetic(images.device), torch.no_grad():
         check_same_network(model, images[:_COMPARED])

@@ -16,7 +16,7 @@ from acert import data, models, records
 from acert.data import Augmentation, Dataset
 from acert.errors import AcertError, InvalidInput, RunError
 from acert.methods import METHODS
-from acert.rootfind import Bisection, Brent
+from acert.rootfind import Bisection, Brent, PowerLaw
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, StepDecay
 from acert.settings import Settings
 
@@ -38,8 +38,8 @@ _LARGEST = 2**63
 
 # Every class that may stand in a config; nothing else is ever built from a file.
 _ALLOWED: tuple[type, ...] = (
-    *METHODS.values(), Brent, Bisection, SmoothRadius, FullRadius, OneCycle, StepDecay, Constant,
-    Augmentation, Settings,
+    *METHODS.values(), Brent, Bisection, PowerLaw, SmoothRadius, FullRadius, OneCycle, StepDecay,
+    Constant, Augmentation, Settings,
 )  # fmt: skip
 
 
