@@ -339,7 +339,7 @@ def test_max_steps(solver, value):
 
 @pytest.mark.parametrize("value", ["brent", None, acert.Brent])
 def test_solver(value):
-    with refused(f"`solver` must be a Brent or Bisection; got {value!r}"):
+    with refused(f"`solver` must be a Brent, PowerLaw or Bisection; got {value!r}"):
         radius(model(), solver=value)
 
 
