@@ -34,7 +34,8 @@ def folder(tmp_path):
     experiment = Experiment(
         dataset="digits", network=Network(name="small_cnn", width=2), settings=SETTINGS
     )
-    facts = {"input_shape": [1, 8, 8], "classes": list("0123"), "mean": [0.5], "std": [0.25]}
+    facts = {"name": "digits", "input_shape": [1, 8, 8], "classes": list("0123"), "mean": [0.5],
+             "std": [0.25], "domain": [0.0, 1.0]}  # fmt: skip
     config = {"experiment": to_config(experiment), "data": facts}
     records.write_config(tmp_path / "run", config)
     return tmp_path / "run"

@@ -20,9 +20,9 @@ from acert.bounds.crown import crown_differences
 from acert.bounds.interval import BoundPass
 from acert.bounds.linear_bound import LinearBound, Step
 from acert.bounds.margin import box, upper_differences
+from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import FLOAT32, REAL
 from acert.bounds.table import RULES
-from acert.radius import proven_margin
 
 DOMAIN = (0.0, 1.0)
 

@@ -163,7 +163,8 @@ def test_a_step_compiled_ahead_is_found_in_the_cache(tmp_path, monkeypatch):
         network=Network(name="small_cnn", width=2),
         settings=loop(batch_size=8, precision="tf32", augmentation=None).settings,
     )
-    facts = {"input_shape": [1, 8, 8], "classes": list("0123"), "mean": [0.5], "std": [0.25]}
+    facts = {"name": "digits", "input_shape": [1, 8, 8], "classes": list("0123"), "mean": [0.5],
+             "std": [0.25], "domain": [0.0, 1.0]}  # fmt: skip
     records.create(folder)
     records.write_config(folder, {"experiment": to_config(experiment), "data": facts})
     code = f"from acert.experiments.ahead import main; main({str(folder)!r}, 'cuda:0')"

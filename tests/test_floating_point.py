@@ -11,9 +11,9 @@ from torch import nn
 
 import acert
 from acert import data
+from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import ROUNDINGS
 from acert.models import Residual, cnn7, mlp, small_cnn, small_resnet
-from acert.radius import proven_margin
 
 ARITHMETICS = ("real", "float32")
 MAX_RADIUS = 0.1

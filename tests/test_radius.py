@@ -14,8 +14,8 @@ from torch import nn
 import acert
 from acert import Bisection, Brent, Status, models
 from acert import radius as radius_module
+from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import ROUNDINGS
-from acert.radius import proven_margin
 from acert.root_proof import finer
 
 ARITHMETICS = sorted(ROUNDINGS)

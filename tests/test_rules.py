@@ -25,10 +25,10 @@ import acert
 from acert.bounds import Interval, propagate
 from acert.bounds.bound_pass import BoundPass
 from acert.bounds.interval import operation_name
+from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import FLOAT32, REAL
 from acert.bounds.rules.affine import convolution_by_matmul
 from acert.bounds.table import RULES
-from acert.radius import proven_margin
 
 
 def by_name(cases):

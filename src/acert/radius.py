@@ -31,7 +31,7 @@ from acert.errors import InvalidInput
 from acert.root_proof import finer, prove
 from acert.rootfind import Brent, RootStatus, Solver
 
-__all__ = ["CertifiedRadius", "Status", "certified_batches", "certified_radius", "proven_margin"]
+__all__ = ["CertifiedRadius", "Status", "certified_batches", "certified_radius"]
 
 _COMPARED = 4  # samples on which the model itself is compared with its bounds
 

@@ -248,12 +248,11 @@ class Trainer:
         terms = loss(
             self.model, images, labels, anchors, scalars, regularize=regularize, share=batch.share
         )
-        for parameter in self.parameters:  # what `zero_grad` does, without its bookkeeping
-            parameter.grad = None
+        self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(terms[0]).backward()  # type: ignore[no-untyped-call]
         self._add_up_gradients()
         self.scaler.unscale_(self.optimizer)
-        torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm, foreach=True)
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm)
         rate = self.optimizer.param_groups[0]["lr"]
         if isinstance(rate, Tensor):
             rate.copy_(scalars[Scalars.RATE])

@@ -14,18 +14,16 @@ import torch
 from torch import nn
 
 from acert import records
-from acert.data import Dataset, Split
 from acert.errors import AcertError, InvalidInput, RunError
 from acert.experiments.experiment import Experiment, build_model, build_own, read_experiment
 from acert.experiments.override import nearest
+from acert.experiments.preparation import Factory, dataset_like
 
 __all__ = ["SHIPPED", "load_model", "load_weights"]
 
 # The run folders inside the package, without what only a resumed run needs.
 _WEIGHTS = Path(__file__).parent / "weights"
 SHIPPED = ("digits-acert",)
-
-Factory = Callable[[tuple[int, ...], int], nn.Module]
 
 
 def load_model(
@@ -106,13 +104,7 @@ def _maker(
         )
     network = read_experiment(folder).network
     try:
-        facts = config["data"]
-        shape, classes = tuple(facts["input_shape"]), tuple(facts["classes"])
-        nothing = Split(torch.zeros(0, *shape), torch.zeros(0, dtype=torch.int64))
-        dataset = Dataset(
-            name=facts["name"], train=nothing, classes=classes,
-            mean=tuple(facts["mean"]), std=tuple(facts["std"]), domain=tuple(facts["domain"]),
-        )  # fmt: skip
+        dataset = dataset_like(config["data"])
     # Everything: torch has no one error for a shape that cannot be.
     except Exception as error:
         raise RunError(
@@ -120,7 +112,7 @@ def _maker(
             f"({type(error).__name__}: {_first_line(error)})"
         ) from error
     if model is not None:
-        return lambda: build_own(model, shape, len(classes))
+        return lambda: build_own(model, dataset.input_shape, dataset.num_classes)
     if ":" in network.name:
         raise InvalidInput(
             f"`model` must be given for {folder}: the run was made with {network.name}"

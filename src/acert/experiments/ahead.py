@@ -18,8 +18,8 @@ from typing import final
 import torch
 
 from acert import records
-from acert.data import Dataset, Split
 from acert.experiments.experiment import build_model, read_experiment
+from acert.experiments.preparation import dataset_like
 from acert.experiments.progress import Progress
 from acert.records import Row
 from acert.training import Trainer
@@ -109,16 +109,10 @@ def compile_later_step(folder: Path, device: torch.device) -> Trainer:
     """Takes one step as the run in the folder will from its first epoch without regularisers on."""
     experiment, facts = read_experiment(folder), records.read_config(folder)["data"]
     settings = experiment.settings
-    # One batch of noise: nothing that is compiled depends on the images or on their number.
-    shape = (settings.batch_size, *facts["input_shape"])
-    images = torch.randint(256, shape, dtype=torch.uint8)
-    train = Split(images, torch.zeros(len(images), dtype=torch.int64))
-    dataset = Dataset(
-        experiment.dataset, train, tuple(facts["classes"]), domain=settings.domain,
-        mean=tuple(facts["mean"]), std=tuple(facts["std"]),
-    )  # fmt: skip
+    # One batch: nothing that is compiled depends on the images or on their number.
+    dataset = dataset_like(facts, settings.batch_size)
     model = build_model(experiment.network, dataset, seed=0).to(device)
-    trainer = Trainer(model, train.to(device), settings)
+    trainer = Trainer(model, dataset.train.to(device), settings)
     trainer.step = settings.radius_schedule.last_epoch * trainer.steps_per_epoch
     trainer.run_epoch()
     return trainer

@@ -6,7 +6,7 @@ All of it is refused, if it must be, before anything is written.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,7 @@ __all__ = [
     "check_seed",
     "check_training_mode",
     "data_facts",
+    "dataset_like",
     "network_to_train",
     "own_surroundings",
     "pair_of_arrays",
@@ -208,3 +209,17 @@ def check_training_mode(model: nn.Module, train: Split, settings: Settings) -> N
         finally:
             for buffer, old in zip(model.buffers(), before, strict=True):
                 buffer.copy_(old)
+
+
+def dataset_like(facts: Mapping[str, Any], samples: int = 0) -> Dataset:
+    """A data set as `data_facts` tells of it, with so many samples, all of them noise."""
+    shape = (samples, *facts["input_shape"])
+    images = torch.randint(256, shape, dtype=torch.uint8)
+    return Dataset(
+        name=facts["name"],
+        train=Split(images, torch.zeros(samples, dtype=torch.int64)),
+        classes=tuple(facts["classes"]),
+        mean=tuple(facts["mean"]),
+        std=tuple(facts["std"]),
+        domain=tuple(facts["domain"]),
+    )
