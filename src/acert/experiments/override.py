@@ -31,8 +31,9 @@ def override(experiment: Experiment, name: str, value: Any) -> Experiment:
     `name` is a path such as `settings.method.kappa`, or its end where only one field ends so
     (`kappa`). A string is read as the field's type asks: numbers may be fractions (8/255),
     tuples are separated by commas, `none` is None, and a field that holds a value such as a
-    schedule takes the name of its class (`FullRadius`, `StepDecay(epochs=(60, 70))`). Anything
-    but a string is taken as it is.
+    schedule takes the name of its class (`FullRadius`, `StepDecay(epochs=(60, 70))`): what it has
+    in common with the value before, and is not given, stays. Anything but a string is taken as it
+    is.
     """
     path = _resolved(experiment, name)
     return typing.cast(Experiment, _replaced(experiment, path.split("."), path, value))
@@ -86,15 +87,16 @@ def _replaced(owner: Any, names: list[str], path: str, value: Any) -> Any:
     if rest:
         value = _replaced(getattr(owner, name), rest, path, value)
     elif isinstance(value, str):
-        value = _parsed(value, typing.get_type_hints(type(owner))[name], path)
+        kind = typing.get_type_hints(type(owner))[name]
+        value = _parsed(value, kind, path, before=getattr(owner, name))
     return replace(owner, **{name: value})
 
 
-def _parsed(text: str, kind: Any, path: str) -> Any:
-    """The value that a text stands for in a field of this type."""
+def _parsed(text: str, kind: Any, path: str, before: Any = None) -> Any:
+    """The value that a text stands for in a field of this type, which holds `before`."""
     inner = [part for part in typing.get_args(kind) if part is not NoneType]
     if isinstance(kind, UnionType):
-        return None if text.lower() == "none" else _parsed(text, inner[0], path)
+        return None if text.lower() == "none" else _parsed(text, inner[0], path, before)
     if typing.get_origin(kind) is tuple:
         parts = [part for part in text.strip("()").split(",") if part.strip()]
         if Ellipsis not in inner and len(parts) != len(inner):
@@ -112,10 +114,10 @@ def _parsed(text: str, kind: Any, path: str) -> Any:
         except ValueError:
             word = "a whole number" if kind is int else "a number such as 0.1 or 8/255"
             raise InvalidInput(f"`{path}` must be {word}; got {text!r}") from None
-    return _value(text, kind, path)
+    return _value(text, kind, path, before)
 
 
-def _value(text: str, kind: type, path: str) -> Any:
+def _value(text: str, kind: type, path: str, before: Any) -> Any:
     """A value such as a schedule, from `Name` or `Name(field=1, ...)`; nothing is executed."""
     choices = {cls.__name__: cls for cls in (kind.__subclasses__() or [kind])}
     try:
@@ -132,11 +134,12 @@ def _value(text: str, kind: type, path: str) -> Any:
             f"{nearest(name, choices)}"
         )
     known = [entry.name for entry in fields(choices[name])]
+    kept = {word: inner for word, inner in vars(before).items() if word in known}
     wrong = [word for word in given if word not in known]
-    if wrong or not plain or not {*needed_fields(choices[name])} <= {*given}:
+    if wrong or not plain or not {*needed_fields(choices[name])} <= {*given, *kept}:
         raise InvalidInput(
             f"`{path}` must be written as {name}({', '.join(f'{word}=...' for word in known)}); "
             f"got {text!r}"
         )
     check_fields(choices[name], given)
-    return choices[name](**given)
+    return choices[name](**{**kept, **given})
