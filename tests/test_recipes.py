@@ -15,7 +15,7 @@ from acert.experiments.experiment import build_model, from_config, to_config
 from acert.experiments.override import field_names, number, override
 from acert.experiments.recipes import RECIPES, recipe, with_epochs
 from acert.methods import METHODS, Acert, FastIBP, Sabr
-from acert.rootfind import Bisection, Brent
+from acert.rootfind import Bisection, Brent, PowerLaw
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, StepDecay
 from acert.training import Trainer
 
@@ -48,7 +48,8 @@ def test_acert_has_the_figures_of_table_4(dataset, method):
     assert figures(settings) == TABLE_4[dataset]
     assert settings.learning_rate == OneCycle(max_rate=2e-3)
     if method == "acert":
-        assert settings.method == Acert(solver=Brent(xtol=1e-6, rtol=1e-4, max_steps=2))
+        kind = Brent if dataset == "mnist" else PowerLaw
+        assert settings.method == Acert(solver=kind(xtol=1e-6, rtol=1e-4, max_steps=2))
 
 
 @pytest.mark.parametrize("dataset", TABLE_4)
@@ -283,7 +284,9 @@ def test_the_end_of_a_name_is_enough_where_it_is_the_only_one():
 
 def test_a_solver_can_be_set():
     changed = override(recipes.digits_acert(), "solver", "Bisection(max_steps=5)")
-    assert changed.settings.method.solver == Bisection(max_steps=5)
+    assert changed.settings.method.solver == Bisection(xtol=1e-6, rtol=1e-4, max_steps=5)
+    changed = override(recipes.cifar10_acert(), "solver", "Brent")
+    assert changed.settings.method == Acert()
     changed = override(recipes.digits_acert(), "solver.max_steps", "7")
     assert changed.settings.method.solver.max_steps == 7
 
@@ -304,7 +307,7 @@ def test_a_solver_can_be_set():
         ("learning_rate", "OneCycle(3)", r"must be written as OneCycle\(max_rate"),
         ("learning_rate", "OneCycle(", r"must be one of Constant, OneCycle, StepDecay"),
         ("learning_rate", "a.b(x=1)", r"must be one of Constant, OneCycle, StepDecay"),
-        ("augmentation", "Augmentation", r"written as Augmentation\(padding=..., flip=...\)"),
+        ("augmentation", "Augmentation(3)", r"written as Augmentation\(padding=..., flip=...\)"),
         ("kappa", "2", r"`kappa` must be in \[0, 1\]; got 2"),
         ("max_radius", "3", r"`max_radius` must be at most the width of the domain"),
     ],

@@ -120,16 +120,20 @@ _CROWN = (
 _STANDARD = "the paper does not state how; ours: OneCycle 2e-3, PyTorch's initialisation"
 _AT_8 = "trained at 8/255 for 160 epochs, as FastIBP's authors did; certified to 8.8/255"
 _AT_88 = "trained at 8.8/255 for 200 epochs, as the paper's text says"
+_SOLVER = "radii by two steps of `PowerLaw`, there by Brent's method to its tolerance"
 _DIFFERS = {
     ("mnist", "sabr-k0"): _SABR.format("0.3"),
     ("mnist", "crown-ibp-k0"): _CROWN.format("0.4"),
     ("mnist", "standard"): _STANDARD,
+    ("cifar10", "acert-k0"): _SOLVER,
+    ("cifar10", "acert-k0.25"): _SOLVER,
     ("cifar10", "sabr-k0"): _SABR.format("8/255"),
     ("cifar10", "crown-ibp-k0"): _CROWN.format("8/255"),
     ("cifar10", "standard"): _STANDARD,
     ("cifar10", "fastibp-k0"): _AT_88,
     ("cifar10", "fastibp-k0-at-8"): _AT_8,
     ("cifar10", "acert-tolerance"): f"at most {TOLERANCE_STEPS} steps, always enough for xtol 1e-6",
+    ("tinyimagenet", "acert-k0"): _SOLVER,
     ("tinyimagenet", "sabr-k0"): _SABR.format("1/255") + "; whole images, there crops of 56x56",
     ("tinyimagenet", "standard"): _STANDARD,
 }
