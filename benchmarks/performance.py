@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # where `benchmarks` is, if this is run as a script
 
+from acert.experiments.experiment import Experiment  # noqa: E402
 from acert.experiments.paper.comparison import filled  # noqa: E402
 from acert.experiments.paper.publication import Record, read_records  # noqa: E402
+from acert.experiments.recipes import recipe  # noqa: E402
 from acert.methods import Acert  # noqa: E402
 
 RESULTS = ROOT / "results"
@@ -31,6 +34,7 @@ COMMANDS = {
     "scale": "torchrun --nproc-per-node=1 benchmarks/processes.py --device cuda",
     "gradients-cpu": "python benchmarks/gradients.py --device cpu",
     "formats": "acert reproduce --rows table1/cifar10/acert-k0",
+    "solvers": "acert reproduce --rows table6",
     "targets": "python benchmarks/step.py --device cuda",
 }
 # What one H200 is to do with CNN7, CIFAR-10 and batch 128: at the least, and at best.
@@ -153,18 +157,27 @@ def certify_table(record: dict[str, Any]) -> str:
 def train_table(record: dict[str, Any]) -> str:
     header = (
         "run", "to the first step, s", "training from there, s", "median epoch, s",
-        "certification, s", "Acc", "ACR", "ART",
+        "certification, s", "Acc", "ACR", "ART", "commit",
     )  # fmt: skip
+    later = ("training_s", "epoch_s", "certify_s")
+    figures = ("accuracy", "acr", "art")
     rows = [
         (
             f"{run['dataset']}, {run['method']}, kappa {run['kappa']:g}, {run['precision']}, "
-            f"{run['epochs']} epochs, seed {run['seed']}",
-            run["first_step_s"], run["training_s"], run["epoch_s"], run["certify_s"],
-            *(f"{run[name]:.2f}" for name in ("accuracy", "acr", "art")),
+            f"{run['epochs']} epoch{'s' * (run['epochs'] > 1)}, seed {run['seed']}",
+            run["first_step_s"],
+            *(run[name] if _whole(run) else None for name in later),
+            *(f"{run[name]:.2f}" if _whole(run) else None for name in figures),
+            run["environment"]["commit"][:7],
         )
         for run in record["runs"]
     ]  # fmt: skip
     return f"{source(record['runs'][-1])}\n\n{markdown(header, rows)}"
+
+
+def _whole(run: dict[str, Any]) -> bool:
+    """Whether a run was certified on all of its test set, so that it is more than a first step."""
+    return bool(run["certified"] == 10_000)
 
 
 def processes_table(record: dict[str, Any]) -> str:
@@ -227,16 +240,43 @@ def formats_table(found: Sequence[Record]) -> str:
     return markdown(header, rows)
 
 
+def solvers_table(found: Sequence[Record]) -> str:
+    """Runs of one recipe that differ in nothing but seed and root finding."""
+    header = ("solver", "steps", "seed", "Acc", "ACR", "ART", "ms a step", "commit")
+    figures = ("accuracy", "acr", "art")
+    rows = [
+        (
+            _solver(record)[0], _solver(record)[1], record.seed,
+            *(f"{100 * getattr(record.certificates, name):.2f}" for name in figures),
+            None if record.step_seconds is None else f"{1e3 * record.step_seconds:.2f}",
+            record.environment["commit"][:7],
+        )
+        for record in sorted(found, key=lambda record: (*_solver(record), record.seed))
+    ]  # fmt: skip
+    return markdown(header, rows)
+
+
+def _solver(record: Record) -> tuple[str, int]:
+    method = record.experiment.settings.method
+    assert isinstance(method, Acert)
+    return type(method.solver).__name__, method.solver.max_steps
+
+
 def cifar_runs(results: Path) -> list[Record]:
-    """The records of ACERT with kappa 0 and two root steps on CIFAR-10, by format and seed."""
+    """The records of ACERT's recipe for CIFAR-10 with kappa 0, any format, solver and seed."""
+
+    def plain(record: Record) -> Experiment:
+        """Its experiment without what may differ."""
+        settings = replace(record.experiment.settings, method=Acert(), precision="tf32", seed=0)
+        return replace(record.experiment, settings=settings, validate_every=1)
+
+    wanted = recipe("cifar10", "acert", precision="tf32", train_on_all=True, validate_every=1)
     found = [
         record
         for record in read_records(results)[0]
-        if record.experiment.dataset == "cifar10"
-        and isinstance(record.experiment.settings.method, Acert)
+        if isinstance(record.experiment.settings.method, Acert)
         and record.experiment.settings.method.kappa == 0
-        and record.experiment.settings.method.solver.max_steps == 2
-        and record.experiment.settings.epochs == 200
+        and plain(record) == wanted
     ]
     return sorted(found, key=lambda r: (r.experiment.settings.precision != "tf32", r.seed))
 
@@ -254,7 +294,8 @@ def targets_table(results: Path, runs: Sequence[Record]) -> str:
         )
 
     def training(key: str, unit: float) -> str:
-        return _listed((run["precision"], f"{run[key] / unit:.1f}") for run in finished["runs"])
+        runs = [run for run in finished["runs"] if key == "first_step_s" or _whole(run)]
+        return _listed((run["precision"], f"{run[key] / unit:.1f}") for run in runs)
 
     certified = sorted(
         [
@@ -265,7 +306,7 @@ def targets_table(results: Path, runs: Sequence[Record]) -> str:
         + [
             (run["certify_s"], run["environment"]["commit"])
             for run in finished["runs"]
-            if run["certified"] == 10_000
+            if _whole(run)
         ]
     )
     by_format: dict[str, dict[int, list[float]]] = {}
@@ -319,9 +360,12 @@ def rendered(text: str, results: Path = RESULTS) -> str:
     for name, table in TABLES.items():
         record = read(name, results)
         made[name] = UNMEASURED.format(COMMANDS[name]) if record is None else table(record)
-    joined, runs = read("processes-cuda", results), cifar_runs(results)
+    joined, all_runs = read("processes-cuda", results), cifar_runs(results)
+    runs = [record for record in all_runs if _solver(record) == ("Brent", 2)]
+    halves = [each for each in all_runs if each.experiment.settings.precision == "float16"]
     made["scale"] = scale_table(joined) if joined else UNMEASURED.format(COMMANDS["scale"])
     made["formats"] = formats_table(runs) if runs else UNMEASURED.format(COMMANDS["formats"])
+    made["solvers"] = solvers_table(halves) if halves else UNMEASURED.format(COMMANDS["solvers"])
     made["targets"] = targets_table(results, runs)
     return filled(text, made)
 

@@ -48,8 +48,7 @@ def test_acert_has_the_figures_of_table_4(dataset, method):
     assert figures(settings) == TABLE_4[dataset]
     assert settings.learning_rate == OneCycle(max_rate=2e-3)
     if method == "acert":
-        kind = Brent if dataset == "mnist" else PowerLaw
-        assert settings.method == Acert(solver=kind(xtol=1e-6, rtol=1e-4, max_steps=2))
+        assert settings.method == Acert(solver=Brent(xtol=1e-6, rtol=1e-4, max_steps=2))
 
 
 @pytest.mark.parametrize("dataset", TABLE_4)
@@ -285,8 +284,8 @@ def test_the_end_of_a_name_is_enough_where_it_is_the_only_one():
 def test_a_solver_can_be_set():
     changed = override(recipes.digits_acert(), "solver", "Bisection(max_steps=5)")
     assert changed.settings.method.solver == Bisection(xtol=1e-6, rtol=1e-4, max_steps=5)
-    changed = override(recipes.cifar10_acert(), "solver", "Brent")
-    assert changed.settings.method == Acert()
+    changed = override(recipes.digits_acert(), "solver", "PowerLaw")
+    assert changed.settings.method.solver == PowerLaw(xtol=1e-6, rtol=1e-4, max_steps=2)
     changed = override(recipes.digits_acert(), "solver.max_steps", "7")
     assert changed.settings.method.solver.max_steps == 7
 

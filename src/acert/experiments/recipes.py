@@ -20,17 +20,12 @@ from acert.errors import InvalidInput
 from acert.experiments.experiment import Experiment, Network
 from acert.experiments.override import nearest, override
 from acert.methods import METHODS, Acert, AcertFast, CrownIBP, FastIBP, Method, Sabr, Standard
-from acert.rootfind import PowerLaw
 from acert.schedules import FullRadius, OneCycle, RadiusSchedule, SmoothRadius, StepDecay
 from acert.settings import Settings
 
 __all__ = ["RECIPES", "in_range", "recipe", "with_epochs"]
 
 Recipe = Callable[..., Experiment]
-
-# On these networks the radii of two steps of Brent's method are 5 % below their roots in sum; the
-# paper's main runs search up to its tolerance. These are unbiased (docs/performance.md).
-_NEAR_ROOTS = PowerLaw(xtol=1e-6, rtol=1e-4, max_steps=2)
 
 
 def recipe(dataset: str, method: str, *, kappa: float | None = None, **changes: Any) -> Experiment:
@@ -155,7 +150,7 @@ def mnist_sabr(*, kappa: float = 0.0) -> Experiment:
 
 
 def mnist_acert(*, kappa: float = 0.0) -> Experiment:
-    """ACERT with two root steps."""
+    """ACERT with two root steps (Table 6)."""
     return _mnist(Acert(kappa=kappa))
 
 
@@ -207,8 +202,8 @@ def cifar10_sabr(*, kappa: float = 0.0) -> Experiment:
 
 
 def cifar10_acert(*, kappa: float = 0.0) -> Experiment:
-    """ACERT with two root steps."""
-    return _cifar10(Acert(kappa=kappa, solver=_NEAR_ROOTS))
+    """ACERT with two root steps (Table 6)."""
+    return _cifar10(Acert(kappa=kappa))
 
 
 def cifar10_acert_fast(*, kappa: float = 0.0) -> Experiment:
@@ -272,8 +267,8 @@ def tinyimagenet_sabr(*, kappa: float = 0.0) -> Experiment:
 
 
 def tinyimagenet_acert(*, kappa: float = 0.0) -> Experiment:
-    """ACERT with two root steps."""
-    return _tinyimagenet(Acert(kappa=kappa, solver=_NEAR_ROOTS))
+    """ACERT with two root steps (Table 6)."""
+    return _tinyimagenet(Acert(kappa=kappa))
 
 
 def tinyimagenet_acert_fast(*, kappa: float = 0.0) -> Experiment:
