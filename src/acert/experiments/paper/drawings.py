@@ -241,14 +241,16 @@ def _root_step_figure(rows: Sequence[Standing]) -> Figure:
             label = f"_{method}" if method in named else method
             named.add(method)
             style = {"color": seen.light, "marker": seen.marker, "linestyle": "none"}
-            art = average([100 * record.certificates.art for record in one.records])
+            arts = [100 * record.certificates.art for record in one.records]
             step = average([record.step_seconds for record in one.records])
             at = _root_steps_of(one)
             if at is None:  # FastIBP, which finds no roots
-                scores.axhline(art or 0, color=seen.light, linestyle=(0, seen.dashes), label=label)
+                scores.axhline(
+                    average(arts) or 0, color=seen.light, linestyle=(0, seen.dashes), label=label
+                )
                 times.axhline(1e3 * (step or 0), color=seen.light, linestyle=(0, seen.dashes))
             else:
-                scores.plot([at], [art], label=label, **style)
+                scores.plot([at] * len(arts), arts, label=label, alpha=0.6, **style)  # every seed
                 times.plot([at], [1e3 * (step or 0)], **style)
         counted = [r.root_steps for one in rows for r in one.records if r.root_steps is not None]
         if counted:
@@ -256,14 +258,15 @@ def _root_step_figure(rows: Sequence[Standing]) -> Figure:
             shares = [100 * count / sum(counts) for count in counts]
             histogram.bar(steps, shares, color=look("ACERT", []).light)
         scores.set(xlabel="Root steps", ylabel="ART (%)")
-        times.set(xlabel="Root steps", ylabel="Time a step (ms)", ylim=(0, None))
+        times.set(xlabel="Root steps", ylabel="Time a step (ms)")
         histogram.set(xlabel="Root steps to tolerance", ylabel="Share of images (%)")
-        scores.legend(frameon=False)
+        figure.legend(loc="outside upper left", ncols=3, frameon=False)
+        low, high = scores.get_ylim()
+        scores.set_ylim(low - 0.3, high + 0.3)  # seeds differ by some tenths
+        times.set_ylim(0, 1.1 * times.get_ylim()[1])
         for axes in (scores, times):
-            # Two more on the left and right of whatever rows there are so far.
             axes.xaxis.get_major_locator().set_params(integer=True)
-            low, high = axes.get_xlim()
-            axes.set_xlim(low - 2, high + 2)
+            axes.set_xlim(-0.5, axes.get_xlim()[1] + 0.5)
     return figure
 
 
