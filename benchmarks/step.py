@@ -103,8 +103,8 @@ class Case:
 def eager(trainer: Trainer, batch: Batch) -> measuring.Run:
     """The trainer's own step without compilation."""
     scalars = trainer.scalars(0).to(trainer.device)
-    regularize = trainer.regularizes(0)
-    return lambda: trainer.update(batch, scalars, regularize=regularize, compiled=False)
+    phase = trainer.phase(0)
+    return lambda: trainer.update(batch, scalars, phase=phase, compiled=False)
 
 
 def counted(trainer: Trainer) -> Products:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from acert.data import Augmentation, Split
+from acert.losses import Phase
 from acert.methods import METHODS
 from acert.models import ibp_init_
 from acert.processes import ALONE, Processes
@@ -53,7 +54,7 @@ def train(trainer: Trainer, steps: int, dtype: torch.dtype) -> list[list[float]]
         epoch, start = divmod(trainer.step, trainer.steps_per_epoch)
         batch = next(iter(trainer.batches(1 + epoch, start)))
         scalars = trainer.scalars(trainer.step).to(dtype)
-        terms.append(trainer.update(batch, scalars, regularize=True).tolist())
+        terms.append(trainer.update(batch, scalars, phase=Phase(regularize=True)).tolist())
         trainer.step += 1
     return terms
 

@@ -14,6 +14,7 @@ from acert.experiments import run as runs
 from acert.experiments.ahead import Ahead, compile_later_step
 from acert.experiments.experiment import Experiment, Network, read_experiment, to_config
 from acert.experiments.progress import Silent
+from acert.losses import Phase
 from acert.methods import Acert
 from acert.processes import ALONE, Processes
 from acert.schedules import SmoothRadius
@@ -45,7 +46,7 @@ def folder(tmp_path):
 def trainer(folder, monkeypatch):
     """A trainer that has compiled its first step, on a device with room, so far as it can tell."""
     found = compile_later_step(folder, torch.device("cpu"))
-    found.step, found.captured = 0, {(True, 8, 8): None}
+    found.step, found.captured = 0, {(Phase(regularize=True), 8, 8): None}
     monkeypatch.setattr(ahead, "_has_room", lambda device: True)
     return found
 
@@ -65,8 +66,8 @@ def started(monkeypatch):
 
 def test_the_step_is_the_first_without_regularisers(folder):
     trainer = compile_later_step(folder, torch.device("cpu"))
-    assert not trainer.regularizes(trainer.step - 1)
-    assert trainer.regularizes(trainer.step - 2)
+    assert not trainer.phase(trainer.step - 1).regularize
+    assert trainer.phase(trainer.step - 2).regularize
     assert trainer.settings == SETTINGS
     assert trainer.model(torch.rand(2, 1, 8, 8)).shape == (2, 4)
 
@@ -153,7 +154,7 @@ def test_it_is_not_started_where_nothing_would_be_gained(
     elif case == "eager":
         trainer.captured = None
     elif case == "tail":
-        trainer.captured = {(True, 5, 5): None}
+        trainer.captured = {(Phase(regularize=True), 5, 5): None}
     else:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (40, 100))
         monkeypatch.setattr(ahead, "_has_room", HAS_ROOM)

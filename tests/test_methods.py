@@ -12,7 +12,7 @@ from acert import Bisection, Brent, InvalidInput, PowerLaw, RootStatus, data
 from acert.bounds import clean_pass
 from acert.experiments.experiment import Experiment, from_config, to_config
 from acert.methods import METHODS, Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
-from acert.methods.base import Step
+from acert.methods.base import Step, attack_loss
 from acert.models import cnn7, ibp_init_, mlp
 from acert.schedules import SmoothRadius
 from acert.settings import Settings
@@ -35,7 +35,8 @@ def network(seed=0, samples=32):
     return model, images, labels
 
 
-def step_of(model, images, labels, *, cap=0.1, progress=0.5, anchors=None, elide=True):
+def step_of(model, images, labels, *, cap=0.1, progress=0.5, anchors=None, elide=True,
+            settled=False):  # fmt: skip
     logits, statistics = clean_pass(model, images)
     return Step(
         model=model,
@@ -50,6 +51,7 @@ def step_of(model, images, labels, *, cap=0.1, progress=0.5, anchors=None, elide
         domain=DOMAIN,
         elide=elide,
         observe=False,
+        settled=settled,
     )
 
 
@@ -126,6 +128,23 @@ def test_acert_fast_by_hand():
     torch.testing.assert_close(found, wanted)
 
 
+# -- CROWN-IBP --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elide", [True, False])
+def test_crown_ibp_is_intervals_alone_once_the_radius_has_settled(elide):
+    results = []
+    for settled in (False, True):
+        model, images, labels = network()
+        step = step_of(model, images, labels, progress=1.0, elide=elide, settled=settled)
+        logits = CrownIBP().worst_case_logits(step)
+        logits.square().sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        results.append((logits.detach(), gradients))
+        assert step.output.bound_pass.record is not settled
+    torch.testing.assert_close(results[1], results[0])
+
+
 # -- SABR -------------------------------------------------------------------------------
 
 
@@ -194,21 +213,65 @@ def test_attack_steps_by_hand():
     assert reached(4) == reached(8) == pytest.approx(0.1, abs=1e-6)
 
 
-def test_later_attack_steps_are_smaller(monkeypatch):
+def test_later_attack_steps_are_smaller():
     # A gradient that turns its sign each time shows the size of every step.
     signs = iter([-1.0, 1.0] * 4)
     points = []
 
-    def loss(logits, labels, reduction):
-        points.append(logits.item())
-        return next(signs) * logits.sum()
+    def loss(model, at, labels, form):
+        points.append(at.item())
+        return next(signs) * at.sum()
 
-    monkeypatch.setattr("torch.nn.functional.cross_entropy", loss)
     images, noise = torch.tensor([[0.5]]), torch.tensor([[0.0]])
     cap = torch.tensor(0.1)
-    last = Sabr().anchors(nn.Identity(), images, torch.tensor([0]), cap, noise, DOMAIN)
+    last = Sabr().anchors(nn.Identity(), images, torch.tensor([0]), cap, noise, DOMAIN, loss=loss)
     sizes = [abs(b - a) for a, b in zip(points, [*points[1:], last.item()], strict=True)]
     assert sizes == pytest.approx([0.05] * 4 + [0.005] * 3 + [0.0005], abs=1e-6)
+
+
+def attack_gradient(loss, images):
+    images = images.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(images), images)
+    return gradient
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_attack_climbs_cross_entropy(seed):
+    model, images, labels = network(seed)
+    model, images = model.double(), images.double()
+    found = attack_gradient(lambda x: attack_loss(model, x, labels), images)
+    wanted = attack_gradient(
+        lambda x: nn.functional.cross_entropy(model(x), labels, reduction="sum"), images
+    )
+    assert (wanted != 0).any()
+    assert torch.equal(found.sign(), wanted.sign())
+
+
+def test_the_attack_sees_a_way_where_the_prediction_is_certain():
+    model = nn.Linear(2, 3)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[900.0, 0.0], [0.0, 0.0], [0.0, 0.0]]))
+    images, labels = torch.tensor([[1.0, 0.5]]), torch.tensor([0])
+    by_entropy = attack_gradient(lambda x: nn.functional.cross_entropy(model(x), labels), images)
+    assert torch.equal(by_entropy, torch.zeros(1, 2))
+    assert attack_gradient(lambda x: attack_loss(model, x, labels), images)[0, 0] < 0
+
+
+def test_the_attack_compiles():
+    torch.compiler.reset()
+    model = nn.Sequential(cnn7((1, 8, 8), 4, width=2), nn.Dropout(), nn.Linear(4, 4))
+    for _ in range(3):
+        model(torch.rand(16, 1, 8, 8))
+    model, images = model.double(), torch.rand(8, 1, 8, 8, dtype=torch.float64)
+    labels, cap = torch.arange(8) % 4, torch.tensor(0.1)
+    noise = 2 * torch.rand_like(images) - 1
+    loss = torch.compile(attack_loss, fullgraph=True, backend="aot_eager")
+    eager, compiled = (
+        Sabr().anchors(model, images, labels, cap, noise, DOMAIN, loss=each)
+        for each in (attack_loss, loss)
+    )
+    torch.testing.assert_close(compiled, eager)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_the_attack_uses_running_statistics_and_leaves_the_model_alone():

@@ -1,5 +1,6 @@
 """The mechanics of the loop: what one step sees, what an epoch is, and what is never random."""
 
+import copy
 import math
 
 import pytest
@@ -183,11 +184,26 @@ def test_rate_and_cap_are_those_of_every_step(monkeypatch):
 
 def test_regularisers_are_on_until_the_warm_up_is_over():
     loop = trainer(epochs=5)
-    on = [loop.regularizes(step) for step in range(15)]
+    on = [loop.phase(step).regularize for step in range(15)]
     assert on == [True] * 9 + [False] * 6
     terms = [loop.run_epoch()["regularization"] for _ in range(5)]
     assert all(term > 0 for term in terms[:3])
     assert terms[3:] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("regularization", [0.0, 0.5])
+def test_crown_ibp_settles_when_the_warm_up_is_over(regularization):
+    loop = trainer(epochs=5, method=CrownIBP(), regularization=regularization)
+    assert [loop.phase(step).settled for step in range(15)] == [False] * 9 + [True] * 6
+    # From there on it is FastIBP, step by step.
+    for _ in range(3):
+        loop.run_epoch()
+    later = []
+    for method in (CrownIBP(), FastIBP()):
+        other = trainer(epochs=5, method=method, regularization=regularization)
+        other.restore(*copy.deepcopy(loop.state()))
+        later.append({**other.run_epoch(), "seconds": 0.0})
+    assert later[0] == later[1]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +211,7 @@ def test_regularisers_are_on_until_the_warm_up_is_over():
     [{"method": Standard()}, {"regularization": 0.0}, {"radius_schedule": FullRadius()}],
 )
 def test_nothing_is_regularised_without_bounds_weight_or_warm_up(changes):
-    assert not trainer(**changes).regularizes(0)
+    assert not trainer(**changes).phase(0).regularize
 
 
 def test_while_regularisers_are_on_no_radius_is_zero():

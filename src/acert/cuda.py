@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from acert.data import Draws
+from acert.methods.base import attack_loss
 
 if TYPE_CHECKING:
+    from acert.losses import Phase
     from acert.training import Batch, Trainer
 
 __all__ = ["own_stream", "update", "written_tensors"]
@@ -37,7 +39,7 @@ class CapturedStep:
         batch: Batch,
         scalars: Tensor,
         *,
-        regularize: bool,
+        phase: Phase,
         compiled: bool,
     ) -> None:
         self.index = batch.index.clone()
@@ -47,7 +49,7 @@ class CapturedStep:
         static = type(batch)(self.index, self.draws, self.noise, batch.total)
 
         def run() -> Tensor:
-            return trainer.update(static, self.scalars, regularize=regularize, compiled=compiled)
+            return trainer.update(static, self.scalars, phase=phase, compiled=compiled)
 
         with _unmoved(trainer):
             for _ in range(_WARM_UP):
@@ -88,12 +90,12 @@ def own_stream(trainer: Trainer) -> Iterator[None]:
         outside.wait_stream(trainer.stream)
 
 
-def update(trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool) -> Tensor:
+def update(trainer: Trainer, batch: Batch, scalars: Tensor, *, phase: Phase) -> Tensor:
     """One training step on CUDA, captured unless the model does not let itself be compiled."""
     scalars = scalars.pin_memory()
-    kind = (regularize, len(batch.index), batch.total)
+    kind = (phase, len(batch.index), batch.total)
     if trainer.captured is not None and kind not in trainer.captured:
-        step = _captured(trainer, batch, scalars, regularize=regularize)
+        step = _captured(trainer, batch, scalars, phase=phase)
         if step is None and batch.total == trainer.settings.batch_size:
             trainer.captured = None  # nothing is won by capturing the rest
         else:
@@ -101,13 +103,13 @@ def update(trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool)
     step = None if trainer.captured is None else trainer.captured[kind]
     if step is None:
         on_device = scalars.to(trainer.device, non_blocking=True)
-        return trainer.update(batch, on_device, regularize=regularize, compiled=False)
+        return trainer.update(batch, on_device, phase=phase, compiled=False)
     terms: Tensor = step.replay(batch, scalars)
     return terms
 
 
 def _captured(
-    trainer: Trainer, batch: Batch, scalars: Tensor, *, regularize: bool
+    trainer: Trainer, batch: Batch, scalars: Tensor, *, phase: Phase
 ) -> CapturedStep | None:
     """The step for batches of this kind, or None with a message where that cannot be had."""
     usual = batch.total == trainer.settings.batch_size
@@ -116,7 +118,7 @@ def _captured(
         if usual:
             _compile(trainer)
         with _uncollected():
-            step = CapturedStep(trainer, batch, scalars, regularize=regularize, compiled=usual)
+            step = CapturedStep(trainer, batch, scalars, phase=phase, compiled=usual)
     except Exception as error:
         what = (
             "the step could not be compiled and runs eagerly, several times slower"
@@ -133,10 +135,12 @@ def _captured(
 def _compile(trainer: Trainer) -> None:
     # Small kernels that do not wait for each other become one: a step has hundreds of them.
     options: dict[str, Any] = {"combo_kernels": True}
-    compiled: Any = torch.compile(
-        trainer.objective.__call__, fullgraph=True, dynamic=False, options=options
-    )
-    trainer.loss = compiled
+
+    def compiled(function: Any) -> Any:
+        return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+
+    trainer.loss = compiled(trainer.objective.__call__)
+    trainer.attack_loss = compiled(attack_loss)  # at its first call, if there is one
 
 
 @contextmanager

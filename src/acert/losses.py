@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from acert.precision import FLOAT32, Precision, products_in
 from acert.processes import ALONE, Part, Processes
 from acert.regularizers import l1_norm, relu_balance, tightness
 
-__all__ = ["TERMS", "Objective", "Scalars"]
+__all__ = ["TERMS", "Objective", "Phase", "Scalars"]
 
 # What one step reports, in this order.
 TERMS = ("loss", "standard", "robust", "regularization", "correct")
@@ -29,6 +30,13 @@ class Scalars:
 
     NAMES = ("rate", "cap", "progress", "standard", "robust", "regularization")
     RATE, CAP, PROGRESS, STANDARD, ROBUST, REGULARIZATION = range(6)
+
+
+class Phase(NamedTuple):
+    """What a step does that other steps of its run do not; each phase is compiled on its own."""
+
+    regularize: bool
+    settled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +59,14 @@ class Objective:
         scalars: Tensor,
         *,
         regularize: bool,
+        settled: bool = False,
         share: float = 1.0,
     ) -> Tensor:
         """The terms of one batch, in the order of `TERMS`; the first one carries the gradient.
 
         The weights of standard and robust loss, kappa and 1 - kappa (Eq. 11), come in
-        `scalars`: before the radius schedule starts they are 1 and 0. With several processes
+        `scalars`: before the radius schedule starts they are 1 and 0. `settled` says that the
+        warm-up is over, to methods that have something to leave out then. With several processes
         the images are `share` of the batch, and the terms of all processes add up to those of
         the whole.
         """
@@ -87,6 +97,7 @@ class Objective:
                 root_format=self.precision.root,
                 gradient_format=self.precision.gradient,
                 fold=self.precision.folds,
+                settled=settled,
             )
             robust = F.cross_entropy(self.method.worst_case_logits(step), labels)
             if part is not None:

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from acert.data import Draws, Split, augment, to_float
 from acert.errors import InvalidInput, RunError
-from acert.losses import TERMS, Objective, Scalars
+from acert.losses import TERMS, Objective, Phase, Scalars
 from acert.methods import Attack
+from acert.methods.base import AttackLoss, attack_loss
 from acert.precision import FLOAT32, PRECISIONS, float32_products
 from acert.processes import ALONE, Processes
 from acert.schedules import epoch_of
@@ -143,9 +144,10 @@ class Trainer:
         )
         self.step = 0
         self.tally = Tally(self.device)
-        # On CUDA the compiled loss and the captured steps; None where a model does not compile.
+        # On CUDA the compiled losses and the captured steps; None where a model does not compile.
         self.loss: Callable[..., Tensor] = self.objective
-        self.captured: dict[tuple[bool, int, int], Any] | None = {}
+        self.attack_loss: AttackLoss = attack_loss
+        self.captured: dict[tuple[Phase, int, int], Any] | None = {}
         self.stream: Any = None
 
     # -- schedules and batches: functions of the step -----------------------------------
@@ -173,14 +175,14 @@ class Trainer:
         narrow = self.precision.scales_gradients
         return ": it may have left the range of float16, try precision=tf32" if narrow else ""
 
-    def regularizes(self, step: int) -> bool:
-        """Whether the regularisers are on: until the radius schedule has run its course."""
+    def phase(self, step: int) -> Phase:
+        """Regularisers are on until the radius schedule has run its course; some methods settle."""
         settings = self.settings
-        return (
-            settings.method.uses_bounds
-            and settings.regularization > 0
-            and epoch_of(step, steps_per_epoch=self.steps_per_epoch)
-            <= settings.radius_schedule.last_epoch
+        epoch = epoch_of(step, steps_per_epoch=self.steps_per_epoch)
+        warm_up = epoch <= settings.radius_schedule.last_epoch
+        return Phase(
+            regularize=settings.method.uses_bounds and settings.regularization > 0 and warm_up,
+            settled=settings.method.settles and not warm_up,
         )
 
     def scalars(self, step: int) -> Tensor:
@@ -232,7 +234,7 @@ class Trainer:
         return to_float(images)
 
     def update(
-        self, batch: Batch, scalars: Tensor, *, regularize: bool, compiled: bool = True
+        self, batch: Batch, scalars: Tensor, *, phase: Phase, compiled: bool = True
     ) -> Tensor:
         """One optimiser step; returns the terms of `TERMS`. No host synchronisation on CUDA."""
         images, labels = self.images(batch), self.train.labels[batch.index]
@@ -242,11 +244,12 @@ class Trainer:
             assert batch.noise is not None
             cap = scalars[Scalars.CAP]
             anchors = method.anchors(
-                self.model, images, labels, cap, batch.noise, self.settings.domain
-            )
+                self.model, images, labels, cap, batch.noise, self.settings.domain,
+                loss=self.attack_loss if compiled else attack_loss, form=self.precision.clean,
+            )  # fmt: skip
         loss = self.loss if compiled else self.objective
         terms = loss(
-            self.model, images, labels, anchors, scalars, regularize=regularize, share=batch.share
+            self.model, images, labels, anchors, scalars, share=batch.share, **phase._asdict()
         )
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(terms[0]).backward()  # type: ignore[no-untyped-call]
@@ -298,13 +301,12 @@ class Trainer:
         return means | {"epoch": float(epoch), "seconds": seconds}
 
     def _step(self, batch: Batch) -> Tensor:
-        scalars = self.scalars(self.step)
-        regularize = self.regularizes(self.step)
+        scalars, phase = self.scalars(self.step), self.phase(self.step)
         if self.device.type == "cuda":
             from acert import cuda
 
-            return cuda.update(self, batch, scalars, regularize=regularize)
-        return self.update(batch, scalars, regularize=regularize)
+            return cuda.update(self, batch, scalars, phase=phase)
+        return self.update(batch, scalars, phase=phase)
 
     # -- the state: all that a stopped run needs to go on as if it had not been stopped -----
 

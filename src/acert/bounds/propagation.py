@@ -219,20 +219,30 @@ class _Evaluation(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         # A batch norm that keeps no running statistics uses the batch's in evaluation too.
         keeps_none = func is F.batch_norm and args[1] is None
-        if func in _DEPEND_ON_MODE and "training" in kwargs and not keeps_none:
-            kwargs["training"] = False
+        if func in _TRAINING_AT and not keeps_none:
+            # Modules give it by position; what eager PyTorch hands on here is by keyword.
+            at = _TRAINING_AT[func]
+            args = args if len(args) <= at else (*args[:at], False, *args[at + 1 :])
+            kwargs = kwargs if len(args) > at else kwargs | {"training": False}
         return func(*args, **kwargs)
 
 
-# What the modules call, always with `training` by keyword.
-_DEPEND_ON_MODE = (F.batch_norm, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout)
+# Where the argument `training` stands.
+_TRAINING_AT = {F.batch_norm: 5} | dict.fromkeys(
+    (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout), 2
+)
 
 
-def evaluation_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """The logits that the model would give in evaluation, in whatever mode it is left."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+def evaluation_logits(model: nn.Module, images: Tensor, *, fixed: bool = False) -> Tensor:
+    """The logits that the model would give in evaluation, in whatever mode it is left.
+
+    With `fixed` no gradient goes into its parameters.
+    """
+    tensors = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    if fixed:
+        tensors |= {name: parameter.detach() for name, parameter in model.named_parameters()}
     with _Evaluation():
-        logits: Tensor = functional_call(model, buffers, (images,))
+        logits: Tensor = functional_call(model, tensors, (images,))
     return logits
 
 

@@ -1,6 +1,6 @@
 """Compiles a run's later step while its first epochs train, in a process of its own.
 
-On CUDA a run has one step with regularisers and one without, and compiling the second in the
+On CUDA a run has one step for its warm-up and one for later, and compiling the second in the
 middle of the run would hold it up for half a minute. All that the process leaves behind is in
 the compiler's cache on disk, where the run finds it; if it fails, the run compiles for itself.
 """
@@ -40,12 +40,7 @@ class Ahead(Progress):
     def start(self, trainer: Trainer) -> None:
         """Remembers what is trained, if it will need another step than its first."""
         self.trainer = trainer
-        self.wanted = self._regularizes(trainer.step) and not self._regularizes(
-            trainer.total_steps - 1
-        )
-
-    def _regularizes(self, step: int) -> bool:
-        return self.trainer is not None and self.trainer.regularizes(step)
+        self.wanted = trainer.phase(trainer.step) != trainer.phase(trainer.total_steps - 1)
 
     def step(self, step: int) -> None:
         """Starts the process once the first step is compiled: that one has the cores before."""
@@ -71,7 +66,10 @@ class Ahead(Progress):
 
     def epoch(self, row: Row) -> None:
         """Ends the process if the run is about to compile the later step itself."""
-        if self.trainer is not None and not self._regularizes(self.trainer.step):
+        trainer = self.trainer
+        if trainer is not None and trainer.phase(trainer.step) == trainer.phase(
+            trainer.total_steps - 1
+        ):
             self.close()
 
     def close(self) -> None:
@@ -106,7 +104,7 @@ def _leave_with_the_run() -> None:
 
 
 def compile_later_step(folder: Path, device: torch.device) -> Trainer:
-    """Takes one step as the run in the folder will from its first epoch without regularisers on."""
+    """Takes one step as the run in the folder will from the end of its warm-up on."""
     experiment, facts = read_experiment(folder), records.read_config(folder)["data"]
     settings = experiment.settings
     # One batch: nothing that is compiled depends on the images or on their number.

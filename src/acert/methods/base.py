@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +15,29 @@ from acert.bounds.bound_pass import BoundPass
 from acert.bounds.checks import Domain
 from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
 from acert.bounds.pending import Chain, ball_in_place
+from acert.bounds.propagation import evaluation_logits
 from acert.errors import InvalidInput
 from acert.precision import products_in
 
-__all__ = ["Method", "Step"]
+__all__ = ["Attack", "AttackLoss", "Method", "Step", "attack_loss"]
+
+
+# Keeps small gradients of the attack inside the range of float16; only their signs are used.
+_ATTACK_SCALE = 64.0
+
+
+def attack_loss(model: nn.Module, points: Tensor, labels: Tensor, form: str = "float32") -> Tensor:
+    """What an attack climbs: wrong logits (their log-sum-exp) minus the right one, summed.
+
+    In evaluation, weights held fixed. The gradient has the signs of cross entropy's, sample by
+    sample, but does not vanish where the prediction is certain.
+    """
+    with products_in(form, points.device):
+        logits = evaluation_logits(model, points, fixed=True)
+    logits = logits.to(points.dtype)
+    wrong = logits.scatter(1, labels.unsqueeze(1), -math.inf).logsumexp(1)
+    right = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+    return _ATTACK_SCALE * (wrong - right).sum()
 
 
 @dataclass(eq=False)
@@ -43,6 +64,7 @@ class Step:
     root_format: str = "float32"
     gradient_format: str = "float32"
     fold: bool = False
+    settled: bool = False  # the cap has reached its largest value for good
     output: Interval | None = None
 
     def bounds(self, images: Tensor, radius: Tensor, *, record: bool = False) -> Interval:
@@ -98,17 +120,28 @@ class Method(ABC):
     def uses_bounds(self) -> bool:
         """Whether the method looks at bounds at all."""
 
+    @property
+    def settles(self) -> bool:
+        """Whether a step is another one, cheaper, once the warm-up is over (`Step.settled`)."""
+        return False
+
     @abstractmethod
     def worst_case_logits(self, step: Step) -> Tensor:
         """Logits whose cross entropy is the method's robust loss, (batch, classes)."""
 
 
+AttackLoss = Callable[[nn.Module, Tensor, Tensor, str], Tensor]
+
+
 class Attack(ABC):
-    """A method that looks for points before the bound pass, outside the compiled loss."""
+    """A method that looks for points before the bound pass, outside the loss."""
 
     @abstractmethod
     def anchors(
         self, model: nn.Module, images: Tensor, labels: Tensor, cap: Tensor, noise: Tensor,
-        domain: Domain,
+        domain: Domain, *, loss: AttackLoss = attack_loss, form: str = "float32",
     ) -> Tensor:  # fmt: skip
-        """One point an image; `noise` is uniform in [-1, 1] with the shape of the images."""
+        """One point an image; `noise` is uniform in [-1, 1] with the shape of the images.
+
+        `loss` is `attack_loss` or what was compiled from it, `form` the format of its products.
+        """

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acert.bounds.checks import Domain
 from acert.bounds.margin import box
-from acert.bounds.propagation import evaluation_logits
 from acert.errors import InvalidInput
-from acert.methods.base import Attack, Method, Step
+from acert.methods.base import Attack, AttackLoss, Method, Step, attack_loss
 
 __all__ = ["Sabr"]
 
@@ -51,7 +49,7 @@ class Sabr(Method, Attack):
 
     def anchors(
         self, model: nn.Module, images: Tensor, labels: Tensor, cap: Tensor, noise: Tensor,
-        domain: Domain,
+        domain: Domain, *, loss: AttackLoss = attack_loss, form: str = "float32",
     ) -> Tensor:  # fmt: skip
         """Adversarial points of the box, by PGD with the running batch statistics."""
         lower, upper = box(images, cap.expand(len(images)), domain).ends()
@@ -60,7 +58,6 @@ class Sabr(Method, Attack):
             size = cap * 0.5 * (1.0 if number < 4 else 0.1 if number < 7 else 0.01)
             points = points.detach().requires_grad_()
             with torch.enable_grad():
-                loss = F.cross_entropy(evaluation_logits(model, points), labels, reduction="sum")
-                (gradient,) = torch.autograd.grad(loss, points)
+                (gradient,) = torch.autograd.grad(loss(model, points, labels, form), points)
             points = (points.detach() + size * gradient.sign()).clamp(lower, upper)
         return points.detach()
