@@ -316,6 +316,15 @@ def test_no_weight_overwritten_unseen_gets_into_a_proof(bounds):
     assert found.value.item() == pytest.approx(0.05, rel=1e-4)
 
 
+def test_a_last_layer_that_was_compiled_by_itself_is_elided():
+    layer = nn.Linear(4, 3).double()
+    images, labels = torch.rand(2, 4).double(), torch.tensor([0, 1])
+    compiled = nn.Sequential(nn.ReLU(), torch.compile(layer, backend="eager"))
+    found = acert.certified_margin(compiled, images, labels, 0.1)
+    expected = acert.certified_margin(nn.Sequential(nn.ReLU(), layer), images, labels, 0.1)
+    torch.testing.assert_close(found, expected)
+
+
 class Temperature(nn.Module):
     def __init__(self):
         super().__init__()

@@ -44,7 +44,8 @@ class Affine(NamedTuple):
 
     def check(self) -> None:
         """Refuses a layer whose parameters were overwritten since it was called."""
-        if [*self.versions] != versions((self.weight, self.bias)):
+        # None were counted in a part of the model that was compiled by itself.
+        if self.versions and [*self.versions] != versions((self.weight, self.bias)):
             raise UnsupportedOperation(
                 "the weight or bias of the last linear layer was overwritten in place after the "
                 "model called it: call it with a copy (`weight.clone()`), or pass `elide=False`"
