@@ -438,6 +438,7 @@ def shapes() -> Iterator[Case]:
         x.double()
         x.to(torch.float64)
         x.to('cpu')
+        x.unsqueeze(1).to(memory_format=torch.channels_last)
         torch.movedim(x, (1, 2), (2, 1))
         x[:, :1].squeeze()
         x[:, :1].squeeze(1)

@@ -53,6 +53,11 @@ def test_what_the_refusals_start_from_is_accepted():
 # -- the model --------------------------------------------------------------------------
 
 
+def test_a_module_in_a_wrapper():
+    with refused("`model` must be the module itself, `model.module`; got DataParallel"):
+        radius(nn.DataParallel(model()))
+
+
 @every_function
 def test_not_a_module(function):
     with refused("`model` must be a torch.nn.Module; got function"):

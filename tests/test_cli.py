@@ -140,9 +140,12 @@ def test_names_of_run_folders(call, monkeypatch):
     monkeypatch.setattr(train_verb, "train_run", train_run)
     call("train", "--method", "acert-fast", "--kappa", "0.25", "--seed", "2")
     call("train", "--dataset", "mnist", "--method", "standard")
+    _, out, _ = call("train", "--set", "method=FastIBP")
+    assert out.startswith("digits, fastibp, kappa 0")
     assert seen == [
         str(Path("runs/digits-acert-fast-k0.25-s2")),
         str(Path("runs/mnist-standard-k1-s0")),
+        str(Path("runs/digits-fastibp-k0-s0")),
     ]
 
 

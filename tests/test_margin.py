@@ -283,6 +283,48 @@ def test_a_reused_layer_is_elided_in_its_last_use():
     assert bool((found < plain).any())
 
 
+class Wiped(nn.Module):
+    """Its weight is a copy, and overwritten after use."""
+
+    def __init__(self, *, counted):
+        super().__init__()
+        self.counted = counted
+
+    def forward(self, x):
+        weight, bias = torch.eye(2), torch.tensor([0.1, 0.0])
+        logits = nn.functional.linear(x, weight, bias)
+        (weight if self.counted else weight.data).zero_()
+        return logits
+
+
+def test_a_last_layer_with_an_overwritten_weight_is_refused():
+    images, labels = torch.full((1, 2), 0.5), torch.tensor([0])
+    with pytest.raises(acert.UnsupportedOperation, match=r"overwritten in place.*weight\.clone"):
+        acert.certified_margin(Wiped(counted=True), images, labels, 0.1)
+    plain = acert.certified_margin(Wiped(counted=True), images, labels, 0.1, elide=False)
+    assert plain.item() == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("bounds", ["ibp", "crown-ibp"])
+def test_no_weight_overwritten_unseen_gets_into_a_proof(bounds):
+    # Autograd does not count writes through `.data`.
+    images, words = torch.full((1, 2), 0.5), {"max_radius": 0.4, "bounds": bounds}
+    found = acert.certified_radius(Wiped(counted=False), images, **words)
+    assert found.value.item() == pytest.approx(0.05, rel=1e-4)
+    with torch.inference_mode():
+        found = acert.certified_radius(Wiped(counted=True), images, **words)
+    assert found.value.item() == pytest.approx(0.05, rel=1e-4)
+
+
+def test_a_last_layer_that_was_compiled_by_itself_is_elided():
+    layer = nn.Linear(4, 3).double()
+    images, labels = torch.rand(2, 4).double(), torch.tensor([0, 1])
+    compiled = nn.Sequential(nn.ReLU(), torch.compile(layer, backend="eager"))
+    found = acert.certified_margin(compiled, images, labels, 0.1)
+    expected = acert.certified_margin(nn.Sequential(nn.ReLU(), layer), images, labels, 0.1)
+    torch.testing.assert_close(found, expected)
+
+
 class Temperature(nn.Module):
     def __init__(self):
         super().__init__()

@@ -122,6 +122,19 @@ def test_a_convolution_with_an_overwritten_weight_is_refused(normalised):
         results(Forward(forward), torch.rand(SHAPE), torch.zeros(4), late=True, graded=False)
 
 
+def test_a_convolution_that_was_compiled_by_itself_is_no_other():
+    torch.manual_seed(0)
+    convolution, norm = nn.Conv2d(2, 3, 3).double(), nn.BatchNorm2d(3).double().eval()
+    compiled = torch.compile(convolution, backend="eager")
+    images, radius = torch.rand(SHAPE, dtype=torch.float64), torch.full((4,), 0.1).double()
+    plain, late = (
+        results(Forward(lambda _, x, layer=layer: norm(layer(x))), images, radius,
+                late=late, graded=False)
+        for layer, late in ((convolution, False), (compiled, True))
+    )  # fmt: skip
+    torch.testing.assert_close(late, plain)
+
+
 def test_a_chain_is_computed_once_it_is_asked_for():
     calls = []
 

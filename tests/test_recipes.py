@@ -14,7 +14,7 @@ from acert.experiments.choice import chosen_experiment
 from acert.experiments.experiment import build_model, from_config, to_config
 from acert.experiments.override import field_names, number, override
 from acert.experiments.recipes import RECIPES, recipe, with_epochs
-from acert.methods import METHODS, Acert, FastIBP, Sabr
+from acert.methods import METHODS, Acert, FastIBP, Sabr, Standard
 from acert.rootfind import Bisection, Brent, PowerLaw
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, StepDecay
 from acert.training import Trainer
@@ -290,6 +290,29 @@ def test_a_solver_can_be_set():
     assert changed.settings.method.solver.max_steps == 7
 
 
+def test_a_field_that_holds_none_takes_a_value():
+    changed = override(recipes.digits_acert(), "augmentation", "Augmentation(padding=1, flip=True)")
+    assert changed.settings.augmentation == Augmentation(padding=1, flip=True)
+    with pytest.raises(InvalidInput, match=r"written as Augmentation\(padding=..., flip=...\)"):
+        override(recipes.digits_acert(), "augmentation", "Augmentation(padding=1)")
+
+
+def test_another_method_keeps_kappa_but_not_that_of_standard_training():
+    chosen = recipe("digits", "acert", kappa=0.25)
+    assert override(chosen, "method", "FastIBP").settings.method == FastIBP(kappa=0.25)
+    assert override(chosen, "method", "FastIBP(kappa=0.5)").settings.method == FastIBP(kappa=0.5)
+    assert override(chosen, "method", "Standard").settings.method == Standard()
+    standard = recipe("digits", "standard")
+    assert override(standard, "method", "Acert").settings.method == Acert()
+    with pytest.raises(InvalidInput, match=r"`kappa` must be 1 for standard training; got 0.3"):
+        override(standard, "kappa", "0.3")
+
+
+def test_fractions_may_stand_in_brackets():
+    changed = override(BASE, "learning_rate", "Constant(constant_rate=1/100)")
+    assert changed.settings.learning_rate == Constant(constant_rate=0.01)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -304,6 +327,9 @@ def test_a_solver_can_be_set():
         ("learning_rate", "OneCicle", r"must be one of Constant, .*mean 'OneCycle'"),
         ("learning_rate", "OneCycle(rate=3)", r"must be written as OneCycle\(max_rate=..., "),
         ("learning_rate", "OneCycle(3)", r"must be written as OneCycle\(max_rate"),
+        ("learning_rate", "OneCycle(**x)", r"must be written as OneCycle\(max_rate"),
+        ("learning_rate", "Constant(constant_rate={[]: 1})", r"plain values .* got constant_rate="),
+        ("method", "Acert(solver=PowerLaw)", r"plain .* settings\.method\.solver=PowerLaw$"),
         ("learning_rate", "OneCycle(", r"must be one of Constant, OneCycle, StepDecay"),
         ("learning_rate", "a.b(x=1)", r"must be one of Constant, OneCycle, StepDecay"),
         ("augmentation", "Augmentation(3)", r"written as Augmentation\(padding=..., flip=...\)"),

@@ -160,6 +160,14 @@ def test_duplicates_are_dropped():
     assert names(seeds=[0, 1], changes=["seed=7"]) == ["acert-k0-s7"]
 
 
+def test_runs_are_named_by_what_is_trained():
+    (run,) = make_plan(changes=["method=FastIBP", "radius_schedule=FullRadius"]).runs
+    assert (run.name, run.method, run.schedule) == ("fastibp-k0-s0", "fastibp", "none")
+    assert run.group["schedule"] == "none"
+    with pytest.raises(InvalidInput, match=r"share the folder sabr-k0-s0: .* what a list names"):
+        make_plan(methods=["acert", "standard"], changes=["method=Sabr"])
+
+
 def test_all_runs_on_a_data_set_are_certified_equally_far():
     plan = make_plan(datasets=["mnist", "digits"], methods=["sabr", "acert"])
     radii = {run.name: (run.experiment.settings.max_radius, run.certify_to) for run in plan.runs}

@@ -84,6 +84,9 @@ class BoundPass:
     ) -> Source:
         """The record of one call, which gets the next number."""
         self.recorded += 1
+        if self.rounding is not None:
+            # Nothing counts writes through `.data`, and a proof must not miss one.
+            arguments, keywords = _own(arguments), _own(keywords)
         used = self.statistics[: self.used_statistics] if self.statistics else ()
         return Source(
             step=self.recorded,
@@ -94,6 +97,13 @@ class BoundPass:
             statistics=used[-1] if used else None,
             versions=versions((arguments, keywords)),
         )
+
+
+def _own(value: Any) -> Any:
+    """`value` with copies in place of the tensors in it."""
+    if isinstance(value, (list, tuple)):
+        return [_own(part) for part in value]
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def versions(values: Any) -> list[int]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from acert.bounds.bound_pass import BatchStatistics, BoundPass, Source
+from acert.bounds.bound_pass import BatchStatistics, BoundPass, Source, versions
 from acert.bounds.pending import Chain, Convolution, Pending
 from acert.bounds.rounding import OWN_UNIT, Rounding
 from acert.bounds.table import RULES, Entry, Function
@@ -39,6 +39,17 @@ class Affine(NamedTuple):
     underflow: Tensor | None
     # Whether autocast computed it in a lower precision than its input's.
     lowered: bool = False
+    # How often weight and bias had been written to when the model called it.
+    versions: tuple[int, ...] = ()
+
+    def check(self) -> None:
+        """Refuses a layer whose parameters were overwritten since it was called."""
+        # None were counted in a part of the model that was compiled by itself.
+        if self.versions and [*self.versions] != versions((self.weight, self.bias)):
+            raise UnsupportedOperation(
+                "the weight or bias of the last linear layer was overwritten in place after the "
+                "model called it: call it with a copy (`weight.clone()`), or pass `elide=False`"
+            )
 
 
 class Interval:

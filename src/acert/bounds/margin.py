@@ -156,6 +156,7 @@ def upper_differences(output: Interval, labels: Tensor) -> Tensor:
             "`elide=True` needs a model whose last operation is a linear layer; the last one "
             f"was {output.operation}. Pass `elide=False` for the plain margin (Eq. 3)"
         )
+    output.affine.check()
     column = labels.long().unsqueeze(1)
     inner, weight = output.affine.input, output.affine.weight
     center, radius = inner.as_ball()

@@ -26,7 +26,7 @@ from acert.experiments.experiment import Experiment
 from acert.experiments.override import field_names
 from acert.experiments.recipes import recipe
 from acert.experiments.run import resume_run, train_run
-from acert.methods import METHODS
+from acert.methods import METHODS, method_name
 from acert.processes import Processes, join, local_device
 from acert.schedules import SmoothRadius, StepDecay
 from acert.zoo import run_experiment
@@ -96,7 +96,7 @@ def _train(options: argparse.Namespace) -> None:
             for name, value in field_names(experiment).items():
                 print(f"{name} = {type(value).__name__ if is_dataclass(value) else value}")
             return
-        method = options.method or "acert"
+        method = method_name(settings.method)  # a change may have named another
         out = options.out or Path(
             "runs",
             f"{experiment.dataset}-{method}-k{settings.method.kappa:g}-s{settings.seed}",

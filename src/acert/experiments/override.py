@@ -32,8 +32,8 @@ def override(experiment: Experiment, name: str, value: Any) -> Experiment:
     (`kappa`). A string is read as the field's type asks: numbers may be fractions (8/255),
     tuples are separated by commas, `none` is None, and a field that holds a value such as a
     schedule takes the name of its class (`FullRadius`, `StepDecay(epochs=(60, 70))`): what it has
-    in common with the value before, and is not given, stays. Anything but a string is taken as it
-    is.
+    in common with the value before, and is not given, stays (not the kappa of standard training).
+    Anything but a string is taken as it is.
     """
     path = _resolved(experiment, name)
     return typing.cast(Experiment, _replaced(experiment, path.split("."), path, value))
@@ -124,22 +124,52 @@ def _value(text: str, kind: type, path: str, before: Any) -> Any:
         tree = ast.parse(text, mode="eval").body
         call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
         name = call.func.id if isinstance(call.func, ast.Name) else text
-        given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-        plain = not call.args
-    except (SyntaxError, ValueError):
-        name, given, plain = text, {}, True
+    except SyntaxError:
+        name, call = text, ast.Call(ast.Name(text), [], [])
     if name not in choices:
         raise InvalidInput(
             f"`{path}` must be one of {', '.join(sorted(choices))}; got {text!r}"
             f"{nearest(name, choices)}"
         )
-    known = [entry.name for entry in fields(choices[name])]
-    kept = {word: inner for word, inner in vars(before).items() if word in known}
-    wrong = [word for word in given if word not in known]
-    if wrong or not plain or not {*needed_fields(choices[name])} <= {*given, *kept}:
+    cls = choices[name]
+    known = [entry.name for entry in fields(cls)]
+    kept = {} if before is None else _shared(before, cls)
+    words = {word.arg for word in call.keywords}
+    if call.args or not words <= {*known} or not {*needed_fields(cls)} <= {*words, *kept}:
         raise InvalidInput(
             f"`{path}` must be written as {name}({', '.join(f'{word}=...' for word in known)}); "
             f"got {text!r}"
         )
-    check_fields(choices[name], given)
-    return choices[name](**{**kept, **given})
+    given = {str(word.arg): _plain(word, path) for word in call.keywords}
+    check_fields(cls, given)
+    return cls(**{**kept, **given})
+
+
+def _plain(word: ast.keyword, path: str) -> Any:
+    """What brackets give a field: a number, which may be a fraction, text or a tuple."""
+    text = ast.unparse(word.value)
+    try:
+        return ast.literal_eval(word.value)
+    except (TypeError, ValueError):
+        pass
+    try:
+        return number(text)
+    except InvalidInput:
+        raise InvalidInput(
+            f"`{path}` must have plain values such as 2, 8/255 or (60, 70) in brackets; got "
+            f"{word.arg}={text}. What is no plain value has a name of its own: "
+            f"{path}.{word.arg}={text}"
+        ) from None
+
+
+def _shared(before: Any, cls: type) -> dict[str, Any]:
+    """The fields of a value that mean the same in `cls`, as they are.
+
+    Another default says another meaning: standard training has kappa 1 by definition.
+    """
+    defaults = {entry.name: entry.default for entry in fields(before)}
+    return {
+        entry.name: getattr(before, entry.name)
+        for entry in fields(cls)
+        if entry.name in defaults and defaults[entry.name] == entry.default
+    }

@@ -19,6 +19,7 @@ __all__ = [
     "Sabr",
     "Standard",
     "Step",
+    "method_name",
 ]
 
 METHODS: dict[str, type[Method]] = {
@@ -29,3 +30,12 @@ METHODS: dict[str, type[Method]] = {
     "acert": Acert,
     "acert-fast": AcertFast,
 }
+
+
+def method_name(method: Method) -> str:
+    """The name of a method on the command line.
+
+    >>> method_name(CrownIBP())
+    'crown-ibp'
+    """
+    return next(name for name, kind in METHODS.items() if isinstance(method, kind))

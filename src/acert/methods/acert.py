@@ -21,7 +21,7 @@ class Acert(Method):
     """Trains at the root of the certified margin, as far as the solver's steps find it.
 
     The root's estimate is used, not the bracket's certified end: after two steps that end is
-    still a quarter short of the root, and training there gives smaller radii.
+    still a fifth short of the root, and training there gives smaller radii.
     """
 
     solver: Solver = Brent(xtol=1e-6, rtol=1e-4, max_steps=2)  # noqa: RUF009  a frozen value

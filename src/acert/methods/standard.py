@@ -7,6 +7,7 @@ from typing import final
 
 from torch import Tensor
 
+from acert.errors import InvalidInput
 from acert.methods.base import Method, Step
 
 __all__ = ["Standard"]
@@ -18,6 +19,11 @@ class Standard(Method):
     """No bounds at all; kappa is 1 by definition."""
 
     kappa: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kappa != 1:
+            raise InvalidInput(f"`kappa` must be 1 for standard training; got {self.kappa}")
 
     @property
     def uses_bounds(self) -> bool:

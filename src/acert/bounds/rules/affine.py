@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from acert.bounds.bound_pass import versions
 from acert.bounds.interval import Affine, Interval, copied, refuse
 from acert.bounds.pending import Convolution
 from acert.bounds.rounding import HALVES, largest_magnitude, own_gamma
@@ -65,12 +66,17 @@ def affine(
 
 @rule(F.linear, ulps=None)
 def linear(input: Interval, weight: Tensor, bias: Tensor | None = None) -> Interval:
+    if input.rounding is not None:
+        # What is proven holds whatever the model does to its parameters later on.
+        weight = weight.to(input.dtype, copy=True)
+        bias = None if bias is None else bias.to(input.dtype, copy=True)
     output, underflow = affine(
         input, F.linear, weight, bias, summands=weight.shape[-1], summed_dims=(-1,)
     )
-    # A copy, because the model may overwrite the input later on.
     lowered = torch.is_autocast_enabled(weight.device.type)
-    record = Affine(copied(input), weight, bias, underflow, lowered)
+    # A copy, because the model may overwrite the input later on.
+    written = tuple(versions((weight, bias)))
+    record = Affine(copied(input), weight, bias, underflow, lowered, written)
     object.__setattr__(output, "_affine", record)
     return output
 

@@ -46,8 +46,10 @@ def clone(input: Interval, *, memory_format: torch.memory_format | None = None) 
 def _converted(function: Function) -> Any:
     """Casts to float32 or wider: bounds keep their own type, which holds every such value."""
 
-    def converted(input: Interval, *args: Any, **kwargs: Any) -> Interval:
-        like = function(torch.empty((), dtype=input.dtype), *args, **kwargs)
+    def converted(input: Interval | Tensor, *args: Any, **kwargs: Any) -> Interval:
+        if not isinstance(input, Interval) or [*intervals_in((*args, *kwargs.values()))]:
+            refuse(function, "it takes its type from the model's input: write `.to(x.dtype)`")
+        like = function(torch.empty([1] * input.ndim, dtype=input.dtype), *args, **kwargs)
         wanted = [
             value for value in (*args, *kwargs.values()) if isinstance(value, torch.device | str)
         ]

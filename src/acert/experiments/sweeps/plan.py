@@ -15,7 +15,8 @@ from acert.experiments.choice import SCHEDULES, chosen_experiment
 from acert.experiments.experiment import Experiment, to_config
 from acert.experiments.override import nearest
 from acert.experiments.preparation import check_seed
-from acert.methods import METHODS
+from acert.methods import METHODS, method_name
+from acert.schedules import FullRadius
 
 __all__ = ["Plan", "PlannedRun", "make_plan"]
 
@@ -58,7 +59,7 @@ class Plan:
         if twice is not None:
             raise InvalidInput(
                 f"two runs of the plan would share the folder {twice}: values of one list must "
-                "differ in their first digits"
+                "differ in their first digits, and `--set` must not change what a list names"
             )
 
     def placed(self, out: Path) -> Plan:
@@ -168,7 +169,11 @@ def make_plan(
             batch_size=batch_size, seed=seed, model=model, changes=changes,
             train_on_all=train_on_all, domain=domains[dataset],
         )  # fmt: skip
-        found.setdefault(experiment, (method, "smooth" if standard else schedule))
+        # As it is after the changes, which may have named another method or schedule.
+        settings = experiment.settings
+        full = settings.method.uses_bounds and isinstance(settings.radius_schedule, FullRadius)
+        names = method_name(settings.method), "none" if full else "smooth"
+        found.setdefault(experiment, names)
     farthest = {
         name: max(one.settings.max_radius for one in found if one.dataset == name)
         for name in datasets
