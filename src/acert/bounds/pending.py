@@ -13,8 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acert.errors import UnsupportedOperation
-
 __all__ = ["Chain", "Convolution", "Pending", "ball_in_place"]
 
 
@@ -22,7 +20,7 @@ class Convolution(NamedTuple):
     """A convolution of a ball: a batch norm behind it scales its weights.
 
     `graded` is whether gradients were on where the model called it: they may not be where its
-    numbers are asked for. `versions` tell whether its parameters are still what they were.
+    numbers are asked for. Weight and bias are copies, since the model may overwrite its own.
     """
 
     operation: Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -31,7 +29,6 @@ class Convolution(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     graded: bool
-    versions: tuple[int, ...] = ()
 
     @classmethod
     def called(
@@ -43,26 +40,15 @@ class Convolution(NamedTuple):
         bias: Tensor | None,
     ) -> Convolution:
         """The convolution as it is where the model calls it."""
-        graded = torch.is_grad_enabled()
-        return cls(operation, center, radius, weight, bias, graded, _versions(weight, bias))
-
-    def check(self) -> None:
-        """Refuses a convolution whose parameters were overwritten since it was called."""
-        # None were counted in a part of the model that was compiled by itself.
-        if self.versions and self.versions != _versions(self.weight, self.bias):
-            raise UnsupportedOperation(
-                "the weight or bias of a convolution was overwritten in place after the model "
-                "called it: call it with a copy (`weight.clone()`)"
-            )
+        bias = None if bias is None else bias.clone()
+        return cls(operation, center, radius, weight.clone(), bias, torch.is_grad_enabled())
 
     def scaled(self, factor: Tensor, bias: Tensor) -> Convolution:
         """The same with scaled weights and another bias."""
-        weight = self.weight * factor
-        return self._replace(weight=weight, bias=bias, versions=_versions(weight, bias))
+        return self._replace(weight=self.weight * factor, bias=bias)
 
     def ball(self) -> tuple[Tensor, Tensor]:
         """Center and radius of the result, in new memory."""
-        self.check()
         with torch.set_grad_enabled(self.graded):
             center = self.operation(self.center, self.weight, self.bias)
             return center, self.operation(self.radius, self.weight.abs(), None)
@@ -98,16 +84,6 @@ class Chain(NamedTuple):
 
 
 Pending = Convolution | Chain
-
-
-def _versions(*tensors: Tensor | None) -> tuple[int, ...]:
-    """How often each was written to; inference tensors and compiled code do not count that."""
-    counted = not torch.compiler.is_compiling()
-    return tuple(
-        tensor._version
-        for tensor in tensors
-        if counted and tensor is not None and not tensor.is_inference()
-    )
 
 
 def ball_in_place(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

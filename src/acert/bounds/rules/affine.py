@@ -295,8 +295,6 @@ def batch_norm(
         assert running_mean is not None and running_var is not None
         mean, variance = running_mean, running_var
     convolution = input.convolution
-    if convolution is not None:
-        convolution.check()
     if convolution is not None and convolution.graded != torch.is_grad_enabled():
         convolution = None  # one of the two is not to be trained
     dtype = (input if convolution is None else convolution.center).dtype
