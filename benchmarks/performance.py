@@ -164,7 +164,8 @@ def train_table(record: dict[str, Any]) -> str:
     rows = [
         (
             f"{run['dataset']}, {run['method']}, kappa {run['kappa']:g}, {run['precision']}, "
-            f"{run['epochs']} epoch{'s' * (run['epochs'] > 1)}, seed {run['seed']}",
+            f"{run['epochs']} epoch{'s' * (run['epochs'] > 1)}, seed {run['seed']}"
+            + (f", {run['solver']}" if run.get("solver") else ""),
             run["first_step_s"],
             *(run[name] if _whole(run) else None for name in later),
             *(f"{run[name]:.2f}" if _whole(run) else None for name in figures),

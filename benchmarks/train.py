@@ -32,8 +32,9 @@ from acert.evaluation import certify  # noqa: E402
 from acert.experiments.choice import chosen_experiment  # noqa: E402
 from acert.experiments.progress import Progress  # noqa: E402
 from acert.experiments.run import train_run  # noqa: E402
-from acert.methods import METHODS  # noqa: E402
+from acert.methods import METHODS, Acert  # noqa: E402
 from acert.precision import PRECISIONS  # noqa: E402
+from acert.settings import Settings  # noqa: E402
 from acert.training import Trainer  # noqa: E402
 
 
@@ -99,6 +100,7 @@ def run(options: argparse.Namespace, folder: Path, began: float) -> dict[str, An
         "dataset": options.dataset, "method": options.method, "kappa": settings.method.kappa,
         "precision": settings.precision, "epochs": settings.epochs, "seed": settings.seed,
         "batch_size": settings.batch_size, "captured": watch.compiled,
+        "solver": _solver(settings),
         "ready_s": watch.ready - began,
         "first_step_s": watch.first - began,
         "training_s": watch.last - watch.first,
@@ -122,6 +124,13 @@ def run(options: argparse.Namespace, folder: Path, began: float) -> dict[str, An
     found["certified"] = len(split)
     names = ("accuracy", "acr", "art")
     return found | {name: 100 * getattr(certificates, name) for name in names}
+
+
+def _solver(settings: Settings) -> str | None:
+    method = settings.method
+    if not isinstance(method, Acert):
+        return None
+    return f"{type(method.solver).__name__}, {method.solver.max_steps} root steps"
 
 
 def parsed(words: list[str] | None) -> argparse.Namespace:

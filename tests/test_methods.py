@@ -257,6 +257,16 @@ def test_the_attack_sees_a_way_where_the_prediction_is_certain():
     assert attack_gradient(lambda x: attack_loss(model, x, labels), images)[0, 0] < 0
 
 
+def test_the_attack_needs_a_gradient():
+    class Detached(nn.Module):
+        def forward(self, x):
+            return x.detach()
+
+    images, labels, cap = torch.rand(2, 3), torch.tensor([0, 1]), torch.tensor(0.1)
+    with pytest.raises(InvalidInput, match="let gradients through to its input"):
+        Sabr().anchors(Detached(), images, labels, cap, images, DOMAIN)
+
+
 def test_the_attack_compiles():
     torch.compiler.reset()
     model = nn.Sequential(cnn7((1, 8, 8), 4, width=2), nn.Dropout(), nn.Linear(4, 4))

@@ -40,8 +40,13 @@ class Settings:
                 ("max_radius", "above 0", self.max_radius, 0 < self.max_radius < math.inf),
                 ("epochs", "at least 1", self.epochs, self.epochs >= 1),
                 ("batch_size", "at least 2", self.batch_size, self.batch_size >= 2),
-                ("regularization", "at least 0", self.regularization, self.regularization >= 0),
-                ("l1", "at least 0", self.l1, self.l1 >= 0),
+                (
+                    "regularization",
+                    "at least 0 and finite",
+                    self.regularization,
+                    0 <= self.regularization < math.inf,
+                ),
+                ("l1", "at least 0 and finite", self.l1, 0 <= self.l1 < math.inf),
                 ("clip_norm", "above 0", self.clip_norm, self.clip_norm > 0),
                 (
                     "precision",

@@ -135,7 +135,8 @@ def _value(text: str, kind: type, path: str, before: Any) -> Any:
     known = [entry.name for entry in fields(cls)]
     kept = {} if before is None else _shared(before, cls)
     words = {word.arg for word in call.keywords}
-    if call.args or not words <= {*known} or not {*needed_fields(cls)} <= {*words, *kept}:
+    once = len(words) == len(call.keywords) and not call.args
+    if not once or not words <= {*known} or not {*needed_fields(cls)} <= {*words, *kept}:
         raise InvalidInput(
             f"`{path}` must be written as {name}({', '.join(f'{word}=...' for word in known)}); "
             f"got {text!r}"

@@ -58,6 +58,12 @@ class Sabr(Method, Attack):
             size = cap * 0.5 * (1.0 if number < 4 else 0.1 if number < 7 else 0.01)
             points = points.detach().requires_grad_()
             with torch.enable_grad():
-                (gradient,) = torch.autograd.grad(loss(model, points, labels, form), points)
+                climbed = loss(model, points, labels, form)
+            if not climbed.requires_grad:
+                raise InvalidInput(
+                    "`model` must let gradients through to its input, for SABR's attack; they end "
+                    "in a part of it that is under `torch.no_grad()` or detached"
+                )
+            (gradient,) = torch.autograd.grad(climbed, points)
             points = (points.detach() + size * gradient.sign()).clamp(lower, upper)
         return points.detach()
