@@ -68,8 +68,8 @@ def test_settings_report_all_faults_at_once():
     for fault in (
         "`epochs` must be at least 1; got 0",
         "`batch_size` must be at least 2; got 1",
-        "`regularization` must be at least 0; got -1",
-        "`l1` must be at least 0; got -1",
+        "`regularization` must be at least 0 and finite; got -1",
+        "`l1` must be at least 0 and finite; got -1",
         "`clip_norm` must be above 0; got 0",
         "`precision` must be one of float32, tf32, tf32-float16-roots, float16, bfloat16; got half",
     ):
