@@ -64,22 +64,24 @@ class Case:
     augmented: bool = True
 
     def settings(self) -> Settings:
-        """Those of the recipe, with the regularisers on throughout or off throughout."""
+        """Those of the recipe, all in its warm-up (`regularized`) or all behind it."""
         settings = recipe(self.shape, self.method).settings
         method = settings.method
         if isinstance(method, Acert):
             method = replace(method, solver=replace(method.solver, max_steps=self.root_steps))
         # No time depends on the radius, and an untrained network at the full one leaves the range
         # of float16.
-        small = self.regularized or self.precision != "float32"
+        share = 1.0 if self.precision == "float32" else 1e-3
         return replace(
             settings,
             method=method,
+            max_radius=share * settings.max_radius,
             precision=self.precision,
             batch_size=self.batch_size,
             augmentation=settings.augmentation if self.augmented else None,
-            regularization=settings.regularization if self.regularized else 0.0,
-            radius_schedule=SmoothRadius(start_epoch=1, length=10_000) if small else FullRadius(),
+            radius_schedule=(
+                SmoothRadius(start_epoch=1, length=10_000) if self.regularized else FullRadius()
+            ),
         )
 
     def trainer(
