@@ -218,9 +218,10 @@ class _Evaluation(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         # A batch norm that keeps no running statistics uses the batch's in evaluation too.
-        keeps_none = func is F.batch_norm and args[1] is None
+        mean = args[1] if len(args) > 1 else kwargs.get("running_mean")
+        keeps_none = func is F.batch_norm and mean is None
         if func in _TRAINING_AT and not keeps_none:
-            # Modules give it by position; what eager PyTorch hands on here is by keyword.
+            # What eager PyTorch hands on here is by keyword; when compiled, as it was called.
             at = _TRAINING_AT[func]
             args = args if len(args) <= at else (*args[:at], False, *args[at + 1 :])
             kwargs = kwargs if len(args) > at else kwargs | {"training": False}
