@@ -841,6 +841,7 @@ def test_own_runs_can_be_recorded_and_resumed(tmp_path):
         ({"epochs": 0}, "`epochs` must be at least 1; got 0"),
         ({"max_radius": 2.0}, "`max_radius` must be at most the width of the domain"),
         ({"batch_size": 61}, "`batch_size` must be at most the 60 training samples; got 61"),
+        ({"model": nn.DataParallel(nn.Linear(2, 3))}, r"module itself, `model\.module`; got Data"),
         ({"model": models.mlp(2, [4], 2)}, r"`model` must have 3 outputs.*got 2"),
         ({"validation": (torch.rand(4, 2), [0, 1, 2, 3])}, r"labels up to 2; got \(2,\) and 3"),
         ({"validation": (torch.rand(4, 5), [0, 1, 2, 0])}, r"inputs of \(2,\).*got \(5,\)"),

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 import acert.bounds.rules  # noqa: F401  fills the rule table
-from acert.bounds.checks import check_finite_float, check_model
+from acert.bounds.checks import check_finite_float, check_model, check_unwrapped
 from acert.bounds.interval import BatchStatistics, BoundPass, Interval, intervals_in
 from acert.bounds.rounding import HALVES
 from acert.errors import InvalidInput, UnsupportedOperation
@@ -55,6 +55,7 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
     if torch.compiler.is_compiling():  # no traceback to read there
         with _Everywhere():
             return _call(model, buffers, box)
+    check_unwrapped(model)
     try:
         output = _call(model, buffers, box)
     except (UnsupportedOperation, TypeError, AttributeError) as error:

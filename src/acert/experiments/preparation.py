@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from acert import models, records
 from acert.bounds import clean_pass, worst_case_logits
+from acert.bounds.checks import check_unwrapped
 from acert.data import Dataset, Split, to_float
 from acert.errors import AcertError, InvalidInput, RunError, UnsupportedOperation
 from acert.evaluation import evaluation_mode
@@ -161,6 +162,7 @@ def check_fit(model: nn.Module, dataset: Dataset, settings: Settings, *, exact: 
     """Refuses a model that does not fit the data or the method, before anything is written."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InvalidInput("`model` must have parameters to train; got none")
+    check_unwrapped(model)
     images, labels = to_float(dataset.train.images[:2]), dataset.train.labels[:2]
     with evaluation_mode(model), torch.no_grad():
         try:
