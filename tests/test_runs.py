@@ -35,8 +35,8 @@ from acert.experiments.run import (
     train,
     train_run,
 )
-from acert.methods import METHODS, Acert, FastIBP, Sabr, Standard
-from acert.schedules import Constant, OneCycle, SmoothRadius
+from acert.methods import METHODS, Acert, CrownIBP, FastIBP, Sabr, Standard
+from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius
 from acert.settings import Settings
 
 STEPS = 9  # an epoch of the digits
@@ -897,6 +897,31 @@ def test_dropout_is_refused_with_bounds_and_only_there(tmp_path):
         train(model, blobs(), method=Acert(), out=tmp_path / "run", **words)
     assert not (tmp_path / "run").exists()
     train(model, blobs(), method=Standard(), out=tmp_path / "run", **words)
+
+
+def test_validation_of_what_has_no_bounds_is_refused_before_training(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    words = {"method": Standard(), "max_radius": 0.1, "epochs": 1, "progress": False}
+    words["out"] = tmp_path / "run"
+    with pytest.raises(UnsupportedOperation, match=r"validated.*layer_norm.*leave `validation` ou"):
+        train(model, blobs(), validation=blobs(), **words)
+    assert not words["out"].exists()
+    train(model, blobs(), **words)
+
+
+class Reversed(nn.Module):
+    def forward(self, x):
+        return x[:, [3, 2, 1, 0]]
+
+
+def test_what_crown_has_no_rule_for_is_refused_before_training(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), Reversed(), nn.Linear(4, 3))
+    words = {"method": CrownIBP(), "max_radius": 0.1, "epochs": 2, "progress": False}
+    words["out"] = tmp_path / "run"
+    with pytest.raises(UnsupportedOperation, match=r"with CROWN-IBP.*getitem.*other methods take"):
+        train(model, blobs(), **words)
+    assert not words["out"].exists()
+    train(model, blobs(), radius_schedule=FullRadius(), **words)
 
 
 def test_checks_leave_the_running_statistics_alone(monkeypatch):
