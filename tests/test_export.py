@@ -215,6 +215,24 @@ def test_unusual_layers_and_domains_are_exported(tmp_path):
     np.testing.assert_allclose(logits, model(images).detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_what_the_exporter_takes_apart_without_types_is_exported(tmp_path):
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Softplus(beta=3.0), nn.Linear(4, 3)).eval()
+    model[0].weight.data.mul_(10)
+    images = torch.rand(20, 4)
+    classifier = CertifiedClassifier(model, max_radius=0.5, steps=12)
+    write_certified(classifier, images, tmp_path / "softplus.onnx")
+    logits, _, radius = answers(tmp_path / "softplus.onnx", images)
+    expected = acert.certified_radius(model, images, max_radius=0.5, arithmetic="float32").value
+    assert expected.min() > 0
+    assert expected.max() < 0.5
+    assert_fits(radius, expected.numpy(), 0.5)
+    write_plain(model, images, tmp_path / "plain.onnx")
+    (plain,) = session(tmp_path / "plain.onnx").run(None, {"images": images.numpy()})
+    for found in (plain, logits):
+        np.testing.assert_allclose(found, model(images).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
 class Exploding(nn.Module):
     """Three inputs as logits, the second of which is infinite as soon as it is not 0."""
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import acert
@@ -282,6 +283,30 @@ def test_the_attack_compiles():
     )
     torch.testing.assert_close(compiled, eager)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class ByKeyword(nn.Module):
+    """A batch norm of which every argument but the first is given by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.register_buffer("mean", torch.rand(3))
+        self.register_buffer("variance", 1 + torch.rand(3))
+
+    def forward(self, x):
+        x = F.batch_norm(
+            x, running_mean=self.mean, running_var=self.variance, training=self.training
+        )
+        return self.linear(x)
+
+
+def test_the_attack_compiles_with_a_batch_norm_by_keyword():
+    torch.compiler.reset()
+    model, images, labels = ByKeyword(), torch.rand(5, 3), torch.arange(5) % 4
+    loss = torch.compile(attack_loss, fullgraph=True, backend="aot_eager")
+    expected = attack_loss(model.eval(), images, labels)
+    torch.testing.assert_close(loss(model.train(), images, labels), expected)
 
 
 def test_the_attack_uses_running_statistics_and_leaves_the_model_alone():

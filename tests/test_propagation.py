@@ -491,6 +491,12 @@ def test_missing_statistics_are_refused():
     assert "(in module `1.1`, BatchNorm2d)" in str(refusal.value)
 
 
+def test_a_norm_that_keeps_no_statistics_is_not_sent_to_evaluation():
+    model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False)).eval()
+    with pytest.raises(acert.UnsupportedOperation, match=r"let it keep them.*`0`, BatchNorm1d"):
+        ends_of(model, images(6, 3), images(6, 3) + 1)
+
+
 def test_too_few_statistics_are_refused():
     model, batch = Nested().train(), images(6, 2, 4, 4)
     _, statistics = acert.clean_pass(model, batch)

@@ -35,8 +35,8 @@ from acert.experiments.run import (
     train,
     train_run,
 )
-from acert.methods import METHODS, Acert, FastIBP, Sabr, Standard
-from acert.schedules import Constant, OneCycle, SmoothRadius
+from acert.methods import METHODS, Acert, CrownIBP, FastIBP, Sabr, Standard
+from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius
 from acert.settings import Settings
 
 STEPS = 9  # an epoch of the digits
@@ -841,6 +841,7 @@ def test_own_runs_can_be_recorded_and_resumed(tmp_path):
         ({"epochs": 0}, "`epochs` must be at least 1; got 0"),
         ({"max_radius": 2.0}, "`max_radius` must be at most the width of the domain"),
         ({"batch_size": 61}, "`batch_size` must be at most the 60 training samples; got 61"),
+        ({"model": nn.DataParallel(nn.Linear(2, 3))}, r"module itself, `model\.module`; got Data"),
         ({"model": models.mlp(2, [4], 2)}, r"`model` must have 3 outputs.*got 2"),
         ({"validation": (torch.rand(4, 2), [0, 1, 2, 3])}, r"labels up to 2; got \(2,\) and 3"),
         ({"validation": (torch.rand(4, 5), [0, 1, 2, 0])}, r"inputs of \(2,\).*got \(5,\)"),
@@ -896,6 +897,31 @@ def test_dropout_is_refused_with_bounds_and_only_there(tmp_path):
         train(model, blobs(), method=Acert(), out=tmp_path / "run", **words)
     assert not (tmp_path / "run").exists()
     train(model, blobs(), method=Standard(), out=tmp_path / "run", **words)
+
+
+def test_validation_of_what_has_no_bounds_is_refused_before_training(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    words = {"method": Standard(), "max_radius": 0.1, "epochs": 1, "progress": False}
+    words["out"] = tmp_path / "run"
+    with pytest.raises(UnsupportedOperation, match=r"validated.*layer_norm.*leave `validation` ou"):
+        train(model, blobs(), validation=blobs(), **words)
+    assert not words["out"].exists()
+    train(model, blobs(), **words)
+
+
+class Reversed(nn.Module):
+    def forward(self, x):
+        return x[:, [3, 2, 1, 0]]
+
+
+def test_what_crown_has_no_rule_for_is_refused_before_training(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), Reversed(), nn.Linear(4, 3))
+    words = {"method": CrownIBP(), "max_radius": 0.1, "epochs": 2, "progress": False}
+    words["out"] = tmp_path / "run"
+    with pytest.raises(UnsupportedOperation, match=r"with CROWN-IBP.*getitem.*other methods take"):
+        train(model, blobs(), **words)
+    assert not words["out"].exists()
+    train(model, blobs(), radius_schedule=FullRadius(), **words)
 
 
 def test_checks_leave_the_running_statistics_alone(monkeypatch):

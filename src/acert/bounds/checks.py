@@ -15,7 +15,10 @@ from torch.nn.parameter import is_lazy
 from acert.bounds.interval import Interval, constant
 from acert.errors import InvalidInput
 
-__all__ = ["Domain", "check_finite_float", "check_images", "check_labels", "check_model"]
+__all__ = [
+    "Domain", "check_finite_float", "check_images", "check_labels", "check_model",
+    "check_unwrapped",
+]  # fmt: skip
 
 Domain = tuple[float | Tensor, float | Tensor] | None
 
@@ -34,6 +37,14 @@ def check_model(model: object, input: object) -> None:
                 f"`model` must be on the device of its input, {input.device}; "
                 f"got `{name}` on {tensor.device}"
             )
+
+
+def check_unwrapped(model: nn.Module) -> None:
+    """Refuses what takes a batch apart or waits for other processes around a module."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise InvalidInput(
+            f"`model` must be the module itself, `model.module`; got {type(model).__name__}"
+        )
 
 
 def check_finite_float(name: str, tensor: object) -> None:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 import acert.bounds.rules  # noqa: F401  fills the rule table
-from acert.bounds.checks import check_finite_float, check_model
+from acert.bounds.checks import check_finite_float, check_model, check_unwrapped
 from acert.bounds.interval import BatchStatistics, BoundPass, Interval, intervals_in
 from acert.bounds.rounding import HALVES
 from acert.errors import InvalidInput, UnsupportedOperation
@@ -55,6 +55,7 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
     if torch.compiler.is_compiling():  # no traceback to read there
         with _Everywhere():
             return _call(model, buffers, box)
+    check_unwrapped(model)
     try:
         output = _call(model, buffers, box)
     except (UnsupportedOperation, TypeError, AttributeError) as error:
@@ -218,9 +219,10 @@ class _Evaluation(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         # A batch norm that keeps no running statistics uses the batch's in evaluation too.
-        keeps_none = func is F.batch_norm and args[1] is None
+        mean = args[1] if len(args) > 1 else kwargs.get("running_mean")
+        keeps_none = func is F.batch_norm and mean is None
         if func in _TRAINING_AT and not keeps_none:
-            # Modules give it by position; what eager PyTorch hands on here is by keyword.
+            # What eager PyTorch hands on here is by keyword; when compiled, as it was called.
             at = _TRAINING_AT[func]
             args = args if len(args) <= at else (*args[:at], False, *args[at + 1 :])
             kwargs = kwargs if len(args) > at else kwargs | {"training": False}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from acert.bounds.checks import check_logits
+from acert.bounds.checks import check_logits, check_unwrapped
 from acert.bounds.margin import box
 from acert.bounds.propagation import propagate
 from acert.bounds.rounding import Rounding
@@ -23,10 +23,7 @@ def check_same_network(model: nn.Module, images: Tensor) -> None:
     of that image. A forward that asks for the type of its input, draws at random or mixes the
     samples of a batch does not.
     """
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise InvalidInput(
-            f"`model` must be the module itself, `model.module`; got {type(model).__name__}"
-        )
+    check_unwrapped(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not bool(tensor.isfinite().all()):
             raise InvalidInput(f"`model` must hold finite numbers; got NaN or infinity in `{name}`")

@@ -145,12 +145,28 @@ def _cast_by_type(graph: Any) -> None:
             continue
         value, like = old.inputs
         assert value is not None and like is not None and old.graph is not None
-        constant = convenience.get_const_tensor(like)
-        kind = like.dtype if constant is None else constant.dtype
+        kind = _kind(like)
         assert kind is not None
         new = node("Cast", [value], {"to": kind.value})
         new.outputs[0].dtype, new.outputs[0].shape = kind, value.shape
         convenience.replace_nodes_and_values(old.graph, old, [old], [new], old.outputs, new.outputs)
+
+
+def _kind(value: Any) -> Any:
+    """The type of a value; None if that is not known.
+
+    The exporter leaves it out inside what it takes apart, such as Softplus: operations there have
+    results of the type of their last input.
+    """
+    from onnx_ir import convenience
+
+    constant = convenience.get_const_tensor(value)
+    if constant is not None:
+        return constant.dtype
+    producer = value.producer()
+    if value.dtype is not None or producer is None or not producer.inputs:
+        return value.dtype
+    return _kind(producer.inputs[-1])
 
 
 def _lacking(graph: Any) -> Iterator[str]:
@@ -158,9 +174,10 @@ def _lacking(graph: Any) -> Iterator[str]:
     import onnx_ir
 
     for node in onnx_ir.traversal.RecursiveGraphIterator(graph):
-        wide = any(x is not None and x.dtype == onnx_ir.DataType.DOUBLE for x in node.inputs)
-        if wide and node.op_type in _NO_DOUBLE:
-            yield node.op_type
+        if node.op_type in _NO_DOUBLE:
+            kinds = [_kind(x) for x in node.inputs if x is not None]
+            if onnx_ir.DataType.DOUBLE in kinds:
+                yield node.op_type
 
 
 def _check_installed() -> None:

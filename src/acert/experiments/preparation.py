@@ -19,10 +19,12 @@ from torch import Tensor, nn
 
 from acert import models, records
 from acert.bounds import clean_pass, worst_case_logits
+from acert.bounds.checks import check_unwrapped
 from acert.data import Dataset, Split, to_float
 from acert.errors import AcertError, InvalidInput, RunError, UnsupportedOperation
 from acert.evaluation import evaluation_mode
 from acert.experiments.experiment import Experiment, build_model, build_own
+from acert.methods import CrownIBP
 from acert.settings import Settings
 from acert.untrusted import check_size
 
@@ -161,6 +163,7 @@ def check_fit(model: nn.Module, dataset: Dataset, settings: Settings, *, exact: 
     """Refuses a model that does not fit the data or the method, before anything is written."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InvalidInput("`model` must have parameters to train; got none")
+    check_unwrapped(model)
     images, labels = to_float(dataset.train.images[:2]), dataset.train.labels[:2]
     with evaluation_mode(model), torch.no_grad():
         try:
@@ -183,10 +186,36 @@ def check_fit(model: nn.Module, dataset: Dataset, settings: Settings, *, exact: 
                 f"got {shape[1]}"
             )
         if settings.method.uses_bounds:
-            worst_case_logits(
-                model, images, labels, settings.max_radius,
-                elide=settings.elide, domain=settings.domain,
-            )  # fmt: skip
+            _check_bounded(model, images, labels, settings)
+        elif dataset.validation is not None:
+            try:
+                _check_bounded(model, images, labels, settings)
+            except UnsupportedOperation as error:
+                raise UnsupportedOperation(
+                    f"`model` cannot be validated, which takes its bounds: {error}. Training "
+                    "alone needs none: leave `validation` out (`--train-on-all`)"
+                ) from error
+
+
+def _check_bounded(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) -> None:
+    """Refuses a model without the bounds that the method and its validation ask for."""
+
+    def bounded(bounds: str) -> None:
+        worst_case_logits(
+            model, images, labels, settings.max_radius,
+            elide=settings.elide, domain=settings.domain, bounds=bounds,
+        )  # fmt: skip
+
+    bounded("ibp")
+    # Without a warm-up CROWN-IBP is intervals alone from the first step on.
+    if isinstance(settings.method, CrownIBP) and settings.radius_schedule.last_epoch > 0:
+        try:
+            bounded("crown-ibp")
+        except UnsupportedOperation as error:
+            raise UnsupportedOperation(
+                f"`model` cannot be trained with CROWN-IBP: {error}. The other methods take "
+                "interval bounds alone"
+            ) from error
 
 
 def check_training_mode(model: nn.Module, train: Split, settings: Settings) -> None:

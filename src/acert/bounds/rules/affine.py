@@ -284,6 +284,12 @@ def batch_norm(
 ) -> Interval:
     if training:
         statistics = input.bound_pass.next_statistics()
+        if statistics is None and running_mean is None:
+            refuse(
+                F.batch_norm,
+                "it keeps no running statistics and normalises by the batch in evaluation too, so "
+                "that one sample has no bounds; let it keep them (`track_running_stats=True`)",
+            )
         if statistics is None:
             refuse(
                 F.batch_norm,
