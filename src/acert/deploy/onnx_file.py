@@ -164,9 +164,8 @@ def _kind(value: Any) -> Any:
     if constant is not None:
         return constant.dtype
     producer = value.producer()
-    if value.dtype is not None or producer is None or not producer.inputs:
-        return value.dtype
-    return _kind(producer.inputs[-1])
+    inputs = [] if producer is None else [each for each in producer.inputs if each is not None]
+    return value.dtype if value.dtype is not None or not inputs else _kind(inputs[-1])
 
 
 def _lacking(graph: Any) -> Iterator[str]:
