@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import acert
@@ -164,6 +165,8 @@ def test_runs_are_named_by_what_is_trained():
     (run,) = make_plan(changes=["method=FastIBP", "radius_schedule=FullRadius"]).runs
     assert (run.name, run.method, run.schedule) == ("fastibp-k0-s0", "fastibp", "none")
     assert run.group["schedule"] == "none"
+    (run,) = make_plan(changes=["dataset=mnist", "max_radius=0.2"]).runs
+    assert (run.experiment.dataset, run.certify_to) == ("mnist", 0.2)
     with pytest.raises(InvalidInput, match=r"share the folder sabr-k0-s0: .* what a list names"):
         make_plan(methods=["acert", "standard"], changes=["method=Sabr"])
 
@@ -288,6 +291,17 @@ def test_pace_is_that_of_runs_like_it(tmp_path):
 
 
 # -- sweeps in this process ----------------------------------------------------------------
+
+
+def test_runs_of_several_data_sets_have_a_report_each(call, tmp_path):
+    images, labels = np.zeros((40, 1, 8, 8), np.uint8), np.arange(40) % 10
+    np.savez("own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    words = ["--datasets", "digits,npz", "--data-dir", "own.npz", "--max-radius", "0.1"]
+    _, out, _ = call(*words, "--batch-size", "16", *TINY, "--out", "two sets")
+    assert out.splitlines()[-2:] == [
+        "for figures and a page: acert report 'two sets' --dataset digits --out report/digits",
+        "for figures and a page: acert report 'two sets' --dataset npz --out report/npz",
+    ]
 
 
 def test_sweep_skip_and_grow(call):

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from acert.arithmetic import ieee_arithmetic
 from acert.attack.search import AttackResult, Found, attack_radius
 from acert.bounds.margin import box, margin
 from acert.bounds.propagation import propagate
 from acert.bounds.rounding import FLOAT32, REAL
+from acert.bounds.substitution import called_with, copied_buffers
 from acert.data import Split, to_float
 from acert.errors import InvalidInput
 from acert.evaluation import Certificates, evaluation_mode
@@ -162,7 +162,7 @@ def _genuine(model: nn.Module, points: Tensor, labels: Tensor) -> Tensor:
     wrong, and nothing that it says of the margin counts.
     """
     parts = [labels[:0].bool()]
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    buffers = copied_buffers(model)
     with evaluation_mode(model), ieee_arithmetic(points.device):
         for start in range(0, len(points), _EVALUATED):
             chunk, own = points[start : start + _EVALUATED], labels[start : start + _EVALUATED]
@@ -173,7 +173,7 @@ def _genuine(model: nn.Module, points: Tensor, labels: Tensor) -> Tensor:
             # right, because a rounded difference never has the wrong one.
             proven = margin(torch.where(_is_label(own, lower), upper, lower), own) >= 0
             least, most = propagate(model, box(exact, zero, None, rounding=FLOAT32)).ends()
-            logits = functional_call(model, buffers, (chunk,))
+            logits = called_with(model, buffers, chunk)
             parts.append(proven | ((logits < least) | (logits > most)).any(1))
     return torch.cat(parts)
 

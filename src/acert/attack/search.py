@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from acert.arithmetic import ieee_arithmetic
 from acert.attack.exact_box import distance, float32_below, float32_box
@@ -29,6 +28,7 @@ from acert.bounds.checks import (
 )
 from acert.bounds.interval import Interval
 from acert.bounds.margin import margin
+from acert.bounds.substitution import called_with, copied_buffers, fixed_parameters
 from acert.errors import InvalidInput
 from acert.evaluation import evaluation_mode
 from acert.precision import float32_products
@@ -172,8 +172,7 @@ class _Search:
         self.generator = torch.Generator(images.device).manual_seed(seed)
         # Detached, so that no gradient of theirs is computed; buffers copied, so that a model
         # that counts its calls is left alone.
-        self.tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        self.tensors |= {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self.tensors = fixed_parameters(model) | copied_buffers(model)
         self.at_images = self.logits(self.images)
         check_logits(Interval(self.at_images, self.at_images), labels, len(images))
         ranked = self.at_images.scatter(1, self.labels.unsqueeze(1), torch.inf)
@@ -254,7 +253,7 @@ class _Search:
         return torch.cat(parts)
 
     def _output(self, points: Tensor) -> Tensor:
-        logits: Tensor = functional_call(self.model, self.tensors, (points,))
+        logits: Tensor = called_with(self.model, self.tensors, points)
         return logits
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 import acert.bounds.rules  # noqa: F401  fills the rule table
 from acert.bounds.checks import check_finite_float, check_model, check_unwrapped
 from acert.bounds.interval import BatchStatistics, BoundPass, Interval, intervals_in
 from acert.bounds.rounding import HALVES
+from acert.bounds.substitution import called_with, copied_buffers, fixed_parameters
 from acert.errors import InvalidInput, UnsupportedOperation
 from acert.processes import Part
 
@@ -51,7 +51,7 @@ def interval_bounds(
 def propagate(model: nn.Module, box: Interval) -> Interval:
     """The model's output for the box; checks nothing, so that a compiled step can call it."""
     # Models count batches and the like in buffers: a bound pass writes to copies.
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    buffers = copied_buffers(model)
     if torch.compiler.is_compiling():  # no traceback to read there
         with _Everywhere():
             return _call(model, buffers, box)
@@ -240,11 +240,11 @@ def evaluation_logits(model: nn.Module, images: Tensor, *, fixed: bool = False) 
 
     With `fixed` no gradient goes into its parameters.
     """
-    tensors = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    tensors = copied_buffers(model)
     if fixed:
-        tensors |= {name: parameter.detach() for name, parameter in model.named_parameters()}
+        tensors |= fixed_parameters(model)
     with _Evaluation():
-        logits: Tensor = functional_call(model, tensors, (images,))
+        logits: Tensor = called_with(model, tensors, images)
     return logits
 
 
@@ -262,7 +262,7 @@ def _training(
 
 
 def _call(model: nn.Module, buffers: dict[str, Tensor], box: Interval) -> Interval:
-    return functional_call(model, buffers, (box,)) if buffers else model(box)  # type: ignore[no-any-return]
+    return called_with(model, buffers, box) if buffers else model(box)  # type: ignore[no-any-return]
 
 
 def _module_path(model: nn.Module, traceback: TracebackType | None) -> str:

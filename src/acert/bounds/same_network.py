@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from acert.bounds.checks import check_logits, check_unwrapped
 from acert.bounds.margin import box
 from acert.bounds.propagation import propagate
 from acert.bounds.rounding import Rounding
+from acert.bounds.substitution import called_with, copied_buffers
 from acert.errors import InvalidInput, UnsupportedOperation
 
 __all__ = ["check_same_network"]
@@ -34,9 +34,9 @@ def check_same_network(model: nn.Module, images: Tensor) -> None:
     zero = torch.zeros(len(images), dtype=torch.float64, device=images.device)
     output = propagate(model, box(images.double(), zero, None, rounding=rounding))
     check_logits(output, None, len(images))
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    buffers = copied_buffers(model)
     for count in {1, len(images)}:
-        logits = functional_call(model, buffers, (images[:count],))
+        logits = called_with(model, buffers, images[:count])
         lower, upper = (end[:count] for end in output.ends())
         if bool(((logits < lower) | (logits > upper)).any()):
             raise UnsupportedOperation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,7 +103,9 @@ def _sweep(options: argparse.Namespace) -> int:
     if any(outcome.figures is not None for outcome in outcomes):
         for line in _table(outcomes):
             print(line)
-        print(f"for figures and a page: acert report {options.out} --out report/")
+        for choice in _reports(outcomes):
+            runs = shlex.quote(str(options.out))
+            print(f"for figures and a page: acert report {runs} {choice}")
     return _tell_rest(sweep, outcomes)
 
 
@@ -183,6 +186,14 @@ def _tell_rest(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
         more = f" (more in {file})" if file.is_file() and file.stat().st_size else ""
         print(shown(f"failed: {outcome.run.name}: {outcome.reason}{more}"), file=sys.stderr)
     return 1 if failed else 0
+
+
+def _reports(outcomes: Sequence[Outcome]) -> list[str]:
+    """What `acert report` is to be told: a page has one data set."""
+    names = {outcome.run.experiment.dataset: None for outcome in outcomes}
+    if len(names) == 1:
+        return ["--out report/"]
+    return [f"--dataset {name} --out report/{name}" for name in names]
 
 
 def _table(outcomes: Sequence[Outcome]) -> list[str]:

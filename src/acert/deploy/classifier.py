@@ -8,12 +8,12 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from acert.bounds.checks import check_max_radius, check_model
 from acert.bounds.margin import margin
 from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import FLOAT32, OWN_UNIT
+from acert.bounds.substitution import called_with, own_buffers, own_parameters
 from acert.deploy.portable import PortableArithmetic
 from acert.errors import InvalidInput
 
@@ -116,7 +116,7 @@ class CertifiedClassifier(nn.Module):
     def _looped(self, bracket: Bracket, images: Tensor, prediction: Tensor) -> Bracket:
         """The same as a loop in the graph, which would else hold every step's bound pass."""
         inner = _PortableMargin(self.model, self.domain, self.elide)
-        tensors = dict(inner.named_parameters()) | dict(inner.named_buffers())
+        tensors = own_parameters(inner) | own_buffers(inner)
         names, count, rounds = list(tensors), torch.zeros((), dtype=torch.int64), self.steps + 1
 
         def unfinished(count: Tensor, *_: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class CertifiedClassifier(nn.Module):
             images: Tensor, prediction: Tensor, *values: Tensor,
         ) -> tuple[Tensor, ...]:  # fmt: skip
             held = dict(zip(names, values, strict=True))
-            value = functional_call(inner, held, (images, prediction, tried))
+            value = called_with(inner, held, images, prediction, tried)
             return (count + 1, *_halved((lower, upper, tried), value))
 
         _, *found = torch.ops.higher_order.while_loop(

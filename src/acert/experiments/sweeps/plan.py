@@ -176,7 +176,7 @@ def make_plan(
         found.setdefault(experiment, names)
     farthest = {
         name: max(one.settings.max_radius for one in found if one.dataset == name)
-        for name in datasets
+        for name in {one.dataset for one in found}
     }
     varies = {
         "dataset": len({*datasets}) > 1,

@@ -1,0 +1,47 @@
+"""Calling a model with other tensors in place of its own: copies of buffers, fixed parameters.
+
+Each module is named once and ties are not looked for. PyTorch's own search for ties finds a module
+that has two names twice, and then leaves the other tensors in it for good.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+__all__ = ["called_with", "copied_buffers", "fixed_parameters", "own_buffers", "own_parameters"]
+
+
+def own_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Every module's parameters by name; one that two modules share has a name in each."""
+    return {
+        f"{path}.{name}" if path else name: parameter
+        for path, module in model.named_modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+
+
+def own_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Every module's buffers by name; one that two modules share has a name in each."""
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    }
+
+
+def fixed_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters by name, for `called_with`, without gradient."""
+    return {name: parameter.detach() for name, parameter in own_parameters(model).items()}
+
+
+def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all buffers by name, for `called_with`: models count batches and the like there."""
+    return {name: buffer.clone() for name, buffer in own_buffers(model).items()}
+
+
+def called_with(model: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> Any:
+    """The model's output with other tensors in place of its own, which it has back afterwards."""
+    return functional_call(model, tensors, inputs, tie_weights=False)
