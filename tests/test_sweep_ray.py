@@ -126,6 +126,23 @@ def send(processes, number):
             os.kill(process, number)
 
 
+def freeze(ancestor):
+    """Stops all that a process has started; they are still when this returns, new ones too."""
+    stopped = set()
+    while moving := {process for process in below(ancestor) if not is_stopped(process)}:
+        send(moving, signal.SIGSTOP)
+        stopped |= moving
+        time.sleep(0.01)  # a write that is under way ends first
+    return stopped
+
+
+def is_stopped(process):
+    with suppress(OSError):
+        stat = Path(f"/proc/{process}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] in "TtZX"
+    return True  # it has ended
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_cluster_gives_what_one_machine_does_even_if_it_loses_a_node(head, tmp_path):
@@ -144,8 +161,7 @@ def test_a_cluster_gives_what_one_machine_does_even_if_it_loses_a_node(head, tmp
         for name, flight in engine.flights.items():
             if done >= 3 and flight.node == second.node_id and not lost:
                 # Nothing moves while we look whether it is in the middle of its run.
-                frozen = below(second.all_processes["raylet"][0].process.pid)
-                send(frozen, signal.SIGSTOP)
+                frozen = freeze(second.all_processes["raylet"][0].process.pid)
                 folder = Path("ray", name)
                 # Some may be too quick to be caught after an epoch.
                 begun = len(records.read_metrics(folder)) >= (1 if done < 5 else 0)
