@@ -1,9 +1,10 @@
 """CUDA only: the training step compiled, and captured as one graph with its optimiser.
 
-The loss is compiled by `torch.compile`, then forward, backward, clipping and Adam are captured
-together and replayed on static inputs, so that a step costs one launch and no host
-synchronisation. There is one graph with and one without regularisers, and one more each for the
-smaller last batch of an epoch, captured as it is: one step an epoch is not worth compiling.
+The loss is compiled by `torch.compile`, and so is that of an attack where the method has one; then
+forward, backward, clipping and Adam are captured together and replayed on static inputs, so that a
+step costs one launch and no host synchronisation. There is one graph for the warm-up and one for
+later, and one more each for the smaller last batch of an epoch, captured as it is: one step an
+epoch is not worth compiling.
 """
 
 from __future__ import annotations

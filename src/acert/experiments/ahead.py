@@ -40,7 +40,7 @@ class Ahead(Progress):
     def start(self, trainer: Trainer) -> None:
         """Remembers what is trained, if it will need another step than its first."""
         self.trainer = trainer
-        self.wanted = trainer.phase(trainer.step) != trainer.phase(trainer.total_steps - 1)
+        self.wanted = not _in_last_phase(trainer)
 
     def step(self, step: int) -> None:
         """Starts the process once the first step is compiled: that one has the cores before."""
@@ -66,10 +66,7 @@ class Ahead(Progress):
 
     def epoch(self, row: Row) -> None:
         """Ends the process if the run is about to compile the later step itself."""
-        trainer = self.trainer
-        if trainer is not None and trainer.phase(trainer.step) == trainer.phase(
-            trainer.total_steps - 1
-        ):
+        if self.trainer is not None and _in_last_phase(self.trainer):
             self.close()
 
     def close(self) -> None:
@@ -78,6 +75,10 @@ class Ahead(Progress):
             self.process.kill()
             self.process.communicate()
             self.process = None
+
+
+def _in_last_phase(trainer: Trainer) -> bool:
+    return trainer.phase(trainer.step) == trainer.phase(trainer.total_steps - 1)
 
 
 def _is_compiled(trainer: Trainer) -> bool:
