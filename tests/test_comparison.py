@@ -120,6 +120,20 @@ def test_a_shortened_run_is_said(tmp_path):
     assert f"-s0) ({place})" in table
 
 
+def test_times_of_a_shared_gpu_stand_in_no_table(tmp_path):
+    shared = {"gpu_shared": True, "seconds": 6000.0}
+    found = [
+        made(tmp_path / "a", ROW.id, seed=0),
+        made(tmp_path / "b", ROW.id, seed=1, seconds=9.0, environment=shared),
+    ]
+    for part, alone in ((found, "10.0"), (found[1:], "-")):
+        table = sections(standings(part), records_at="r")["table6"]
+        row = cells(table, "[CIFAR-10, ACERT, 2 root steps, 0]")
+        assert row[4] == ("-" if alone == "-" else "5.12")
+        assert row[-1] == f"a GPU, {alone}, 0123456"
+        assert "trained beside another run on the same GPU" in table
+
+
 # -- claims -------------------------------------------------------------------------------
 
 

@@ -202,6 +202,13 @@ def test_the_commit_is_that_of_the_package(monkeypatch):
     assert environment.commit() == "def456"
 
 
+def test_a_shared_gpu_is_recorded_where_it_is_told(monkeypatch):
+    monkeypatch.delenv("ACERT_GPU_SHARED", raising=False)
+    assert "gpu_shared" not in environment.environment(torch.device("cpu"), None)
+    monkeypatch.setenv("ACERT_GPU_SHARED", "1")
+    assert environment.environment(torch.device("cpu"), None)["gpu_shared"] is True
+
+
 def test_without_validation_nothing_is_evaluated(tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "evaluate", None)
     run = train_run(experiment(train_on_all=True, epochs=2), out=tmp_path / "run", progress=False)

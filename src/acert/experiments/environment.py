@@ -38,6 +38,9 @@ def environment(device: torch.device, command: Sequence[str] | None) -> dict[str
         facts["gpu"] = properties.name
         facts["gpu_memory_gib"] = round(properties.total_memory / 2**30)
         facts["cuda"] = torch.version.cuda
+    # Only who starts two runs on one device knows that neither's times are its own.
+    if os.environ.get("ACERT_GPU_SHARED"):
+        facts["gpu_shared"] = True
     return facts
 
 

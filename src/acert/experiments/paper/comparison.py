@@ -129,12 +129,16 @@ def _marks(one: Standing, notes: list[str]) -> str:
     """References to the notes of a row, which are added to `notes`."""
     mine = [one.row.differs] if one.row.differs else []
     mine += [_shortened(record, one.row) for record in one.records]
+    mine += [_SHARED for record in one.records if record.shared]
     places = []
     for note in dict.fromkeys(filter(None, mine)):
         if note not in notes:
             notes.append(note)
         places.append(f" ({notes.index(note) + 1})")
     return "".join(places)
+
+
+_SHARED = "trained beside another run on the same GPU, so it has no time of its own"
 
 
 def _shortened(record: Record, row: Row) -> str:
@@ -184,7 +188,7 @@ def _mean(one: Standing, read: Callable[[Record], float | None], form: str) -> s
 
 def _minutes(record: Record) -> float | None:
     seconds = record.environment.get("seconds")
-    return None if seconds is None else float(seconds) / 60
+    return None if seconds is None or record.shared else float(seconds) / 60
 
 
 def _step(one: Standing) -> str:

@@ -71,6 +71,11 @@ class Record:
         return str(self.environment.get("gpu") or self.environment.get("cpu") or "unknown")
 
     @property
+    def shared(self) -> bool:
+        """Whether another run had the same GPU, which makes times too long."""
+        return bool(self.environment.get("gpu_shared"))
+
+    @property
     def epoch_seconds(self) -> float | None:
         """Median time of an epoch; the first, which compiles, is left out where there are more."""
         seconds = sorted(float(row["seconds"]) for row in self.metrics[1:] or self.metrics)
@@ -78,8 +83,8 @@ class Record:
 
     @property
     def step_seconds(self) -> float | None:
-        """Time of a training step, from the median epoch."""
-        epoch = self.epoch_seconds
+        """Time of a training step, from the median epoch; None where the GPU was shared."""
+        epoch = None if self.shared else self.epoch_seconds
         return None if epoch is None else epoch * len(self.metrics) / self.metrics[-1]["step"]
 
 
