@@ -234,7 +234,8 @@ def formats_table(found: Sequence[Record]) -> str:
             record.experiment.settings.precision, record.seed, f"{record.metrics[-1]['loss']:.4f}",
             *(f"{100 * getattr(record.certificates, name):.2f}" for name in figures),
             None if record.step_seconds is None else f"{1e3 * record.step_seconds:.2f}",
-            f"{record.environment['seconds'] / 60:.1f}", record.environment["commit"][:7],
+            None if record.minutes is None else f"{record.minutes:.1f}",
+            record.environment["commit"][:7],
         )
         for record in found
     ]  # fmt: skip

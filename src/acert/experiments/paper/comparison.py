@@ -85,7 +85,7 @@ def table(part: str, chosen: Sequence[Standing], known: Standings) -> str:
         columns["change in ART"] = lambda one: _change(one, known)
     if part == "table6":
         columns["ms a step"] = _step
-        columns["minutes in all"] = lambda one: _mean(one, _minutes, ".1f")
+        columns["minutes in all"] = lambda one: _mean(one, lambda record: record.minutes, ".1f")
     if part == "table7":
         del columns["ACR"], columns["ART"]
         columns["radius"] = lambda one: one.row.at or _DASH
@@ -138,7 +138,7 @@ def _marks(one: Standing, notes: list[str]) -> str:
     return "".join(places)
 
 
-_SHARED = "trained beside another run on the same GPU, so it has no time of its own"
+_SHARED = "trained beside another run on the same GPU: such times are left out"
 
 
 def _shortened(record: Record, row: Row) -> str:
@@ -186,11 +186,6 @@ def _mean(one: Standing, read: Callable[[Record], float | None], form: str) -> s
     return _DASH if found is None else format(found, form)
 
 
-def _minutes(record: Record) -> float | None:
-    seconds = record.environment.get("seconds")
-    return None if seconds is None or record.shared else float(seconds) / 60
-
-
 def _step(one: Standing) -> str:
     return _mean(one, lambda record: record.step_seconds and 1e3 * record.step_seconds, ".2f")
 
@@ -231,7 +226,7 @@ def _made(one: Standing) -> str:
         return f"missing: `{one.row.id}`"
     hardware = " and ".join(dict.fromkeys(record.hardware for record in one.records))
     commits = " and ".join(dict.fromkeys(_commit(record) for record in one.records))
-    return f"{hardware}, {_mean(one, _minutes, '.1f')}, {commits}"
+    return f"{hardware}, {_mean(one, lambda record: record.minutes, '.1f')}, {commits}"
 
 
 def _commit(record: Record) -> str:

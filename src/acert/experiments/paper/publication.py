@@ -76,6 +76,12 @@ class Record:
         return bool(self.environment.get("gpu_shared"))
 
     @property
+    def minutes(self) -> float | None:
+        """Time of the whole training; None where nobody knows, or the GPU was shared."""
+        seconds = None if self.shared else self.environment.get("seconds")
+        return None if seconds is None else float(seconds) / 60
+
+    @property
     def epoch_seconds(self) -> float | None:
         """Median time of an epoch; the first, which compiles, is left out where there are more."""
         seconds = sorted(float(row["seconds"]) for row in self.metrics[1:] or self.metrics)
