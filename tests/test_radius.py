@@ -1,7 +1,6 @@
 """The certified radius (Def. 3.1, Thms. 3.2, 3.4, A.1): values, proofs and gradients."""
 
 import copy
-import math
 from fractions import Fraction
 
 import pytest
@@ -16,7 +15,6 @@ from acert import Bisection, Brent, Status, models
 from acert import radius as radius_module
 from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import ROUNDINGS
-from acert.root_proof import finer
 
 ARITHMETICS = sorted(ROUNDINGS)
 TIGHT = Brent(xtol=1e-300, rtol=0.0, max_steps=200)
@@ -92,11 +90,13 @@ def test_the_four_ways_a_radius_comes_about():
     assert result.value[3].item() < 0.125
     assert result.prediction[[0, 2, 3]].tolist() == [1, 0, 0]
     assert result.steps[:2].tolist() == [0, 0]
+    # Where the margin is no straight line, which a guess and its slope would find the root of.
+    model, images, labels = random_net(8, samples=32)
     stopped = acert.certified_radius(
-        model, images[3:], torch.tensor([0]), max_radius=0.2,
+        model, images, labels, max_radius=0.5,
         solver=Bisection(xtol=1e-15, rtol=0.0, max_steps=2),
     )  # fmt: skip
-    assert names(stopped) == ["UNCONVERGED"]
+    assert "UNCONVERGED" in names(stopped)
 
 
 def test_types_and_shapes():
@@ -607,19 +607,19 @@ def test_a_rough_guess_ends_at_the_same_radius(monkeypatch):
 
 
 def test_a_guess_of_three_digits_is_made_finer_before_the_proof(monkeypatch):
-    """As on CUDA: a rough search, a finer one around it, and no more proven steps than without."""
     torch.manual_seed(1)
     model = acert.models.ibp_init_(acert.models.small_cnn((1, 8, 8), 10)).eval()
     images = torch.rand(32, 1, 8, 8)
-    fine = acert.certified_radius(model, images, max_radius=0.3)
     forms = []
     quick = radius_module.quick_arithmetic
     monkeypatch.setattr(
         radius_module, "quick_arithmetic", lambda form: forms.append(form) or quick(form)
     )
-    monkeypatch.setattr(radius_module, "quick_error", lambda device: 1e-3)
     rough = acert.certified_radius(model, images, max_radius=0.3)
     assert forms == ["tf32", "ieee"]
+    monkeypatch.setattr(radius_module, "QUICK_ERROR", 0.0)
+    fine = acert.certified_radius(model, images, max_radius=0.3)
+    assert forms == ["tf32", "ieee", "tf32"]
     assert torch.equal(rough.status, fine.status)
     assert torch.allclose(rough.value, fine.value, rtol=2e-5, atol=0)
     assert rough.steps.sum() <= fine.steps.sum() + 2
@@ -641,18 +641,6 @@ def test_gradients_are_taken_a_batch_at_a_time(monkeypatch):
     model, images = nn.Linear(3, 2), torch.rand(10, 3)
     acert.certified_radius(model, images, max_radius=0.1, batch_size=4, differentiable=True)
     assert seen == [4, 4, 2]
-
-
-def test_a_margin_that_is_infinite_above_its_root_leaves_the_guess_alone():
-    guess = torch.tensor([0.1, 0.2])
-
-    def margin_at(radius, index):
-        root = guess[index] * 1.0005
-        return torch.where(radius < root, radius - root, torch.tensor([math.inf, 1.0])[index])
-
-    found = finer(guess, margin_at, 1.0, error=1e-3)
-    assert found[0] == guess[0]
-    assert found[1] != guess[1]
 
 
 @pytest.mark.parametrize("labels", [False, True])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from acert.arithmetic import ARITHMETICS, ieee_arithmetic, quick_arithmetic, quick_error
+from acert.arithmetic import ARITHMETICS, QUICK_ERROR, ieee_arithmetic, quick_arithmetic
 from acert.bounds.checks import (
     Domain,
     check_batch_size,
@@ -211,18 +211,18 @@ def _certify(
     status = torch.full_like(value, Status.MISCLASSIFIED, dtype=torch.uint8)
     steps = torch.zeros_like(value, dtype=torch.int32)
     if len(candidates):
-        zero = images.new_zeros(len(candidates))
-        rough = replace(solver, rtol=max(solver.rtol, quick_error(images.device)))
+        zero, slope = images.new_zeros(len(candidates)), None
+        rough = replace(solver, rtol=max(solver.rtol, QUICK_ERROR))
         with quick_arithmetic("tf32"):
             guess = rough.solve(
                 plain, zero, torch.full_like(zero, max_radius), indexed=True
             ).estimate
         if rough.rtol > solver.rtol:
             with quick_arithmetic("ieee"):
-                guess = finer(guess, plain, max_radius, error=rough.rtol)
+                guess, slope = finer(guess, plain, max_radius, error=rough.rtol)
         # Clamped, because `max_radius` may have been rounded up to the images' precision.
         guess = guess.double().clamp(max=max_radius)
-        root = prove(guess, proven, max_radius, solver)
+        root = prove(guess, proven, max_radius, solver, slope=slope)
         value[candidates] = root.lower
         # Right, but not provable even at 0: a proven radius of 0 that is no root.
         unproven = root.status == RootStatus.POSITIVE_THROUGHOUT
