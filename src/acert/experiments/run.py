@@ -39,6 +39,7 @@ from acert.experiments.preparation import (
     Factory,
     available_device,
     check_fit,
+    check_savable,
     check_seed,
     check_training_mode,
     data_facts,
@@ -304,6 +305,8 @@ def _run(
     ahead: bool = False,
 ) -> Run:
     """Checks, prepares the folder, trains to the end and writes what the run leaves behind."""
+    if folder is not None:
+        check_savable(model)
     if not processes.first:
         folder, progress, tensorboard = None, False, False
     facts = data_facts(dataset)
