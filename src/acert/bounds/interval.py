@@ -86,6 +86,9 @@ class Interval:
     _source: Source | None
 
     def __init__(self, lower: Tensor, upper: Tensor) -> None:
+        for name, end in (("lower", lower), ("upper", upper)):
+            if not isinstance(end, Tensor):
+                raise InvalidInput(f"`{name}` must be a tensor; got {type(end).__name__}")
         if lower.shape != upper.shape or lower.dtype != upper.dtype:
             raise InvalidInput(
                 "`lower` and `upper` must have one shape and dtype; got "

@@ -18,7 +18,8 @@ from types import NoneType, UnionType
 from typing import Any
 
 from acert.errors import InvalidInput
-from acert.experiments.experiment import Experiment, check_fields, needed_fields
+from acert.experiments.experiment import Experiment, needed_fields
+from acert.fields import check_fields
 
 __all__ = ["field_names", "nearest", "number", "override"]
 

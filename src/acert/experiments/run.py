@@ -33,7 +33,7 @@ from acert.experiments.execution import (
     stop_on_signal,
     to_tensors,
 )
-from acert.experiments.experiment import Experiment, check_fields, read_experiment, to_config
+from acert.experiments.experiment import Experiment, read_experiment, to_config
 from acert.experiments.preparation import (
     Arrays,
     Factory,
@@ -50,6 +50,7 @@ from acert.experiments.preparation import (
     with_validation,
 )
 from acert.experiments.progress import Events, Progress, display
+from acert.fields import check_fields
 from acert.methods import Method
 from acert.processes import ALONE, Processes
 from acert.records import Row
