@@ -793,6 +793,26 @@ def test_compiled_equals_eager():
     torch.testing.assert_close(found, gradients)
 
 
+@pytest.mark.parametrize("safe", [False, True], ids=["plain", "safe"])
+@torch.no_grad()  # else torch.compile asks intermediate results for their gradients, and warns
+def test_a_model_that_was_compiled_by_itself_has_the_bounds_of_the_model(safe):
+    torch.compiler.reset()
+    layers = [nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)]
+    model, images = nn.Sequential(*layers), torch.rand(3, 4)
+
+    def bounds(model):
+        if safe:
+            return acert.certified_radius(model, images, max_radius=0.5, bounds="crown-ibp").value
+        labels = torch.tensor([0, 1, 2])
+        return acert.certified_margin(model, images, labels, 0.1, bounds="crown-ibp")
+
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(bounds(compiled), bounds(model), rtol=1e-6, atol=0)
+    torch.compiler.reset()
+    part = nn.Sequential(*layers[:2], torch.compile(nn.Sequential(*layers[2:]), backend="eager"))
+    torch.testing.assert_close(bounds(part), bounds(model), rtol=1e-6, atol=0)
+
+
 # -- the record -------------------------------------------------------------------------
 
 

@@ -114,6 +114,13 @@ def test_an_image_that_proves_nothing_gets_0_in_the_file_too(exported, digits):
     assert radius[1:].tolist() == [0, 0, 0, 0]
 
 
+def test_an_empty_batch_has_empty_answers(exported):
+    logits, prediction, radius = session(exported).run(
+        None, {"images": np.empty((0, 1, 8, 8), "f4")}
+    )
+    assert (logits.shape, prediction.shape, radius.shape) == ((0, 10), (0,), (0,))
+
+
 def test_weights_are_stored_once(exported, model):
     file = onnx.load(exported)
     onnx.checker.check_model(file)

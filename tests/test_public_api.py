@@ -10,8 +10,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import acert
+from acert import models
+from acert.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 EQUATIONS = ROOT / "docs" / "equations.md"
@@ -111,6 +114,61 @@ def documented(value, name):
         function = member.fget if isinstance(member, property) else member
         if not part.startswith("_") and inspect.isfunction(function):
             assert function.__doc__, f"{name}.{part} has no docstring"
+
+
+# -- refusals ---------------------------------------------------------------------------
+
+MODEL, IMAGES, LABELS = models.mlp(2, [], 3), torch.zeros(4, 2), torch.tensor([0, 1, 2, 0])
+SOLVERS = (acert.Brent, acert.Bisection, acert.PowerLaw)
+# Called with something of the wrong type where `parameter` stands.
+CALLS = [
+    ("model", lambda bad: acert.certified_margin(bad, IMAGES, LABELS, 0.1)),
+    ("model", lambda bad: acert.worst_case_logits(bad, IMAGES, LABELS, 0.1)),
+    ("model", lambda bad: acert.certified_radius(bad, IMAGES, LABELS, max_radius=0.1)),
+    ("model", lambda bad: acert.clean_pass(bad, IMAGES)),
+    ("images", lambda bad: acert.clean_pass(MODEL, bad)),
+    ("model", lambda bad: acert.interval_bounds(bad, IMAGES, IMAGES)),
+    ("lower", lambda bad: acert.interval_bounds(MODEL, bad, IMAGES)),
+    ("lower", lambda bad: acert.Interval(bad, IMAGES)),
+    ("upper", lambda bad: acert.Interval(IMAGES, bad)),
+    ("model", lambda bad: acert.CertifiedClassifier(bad, max_radius=0.1)),
+    ("function", lambda bad: acert.register_rule(bad, lambda box: box, ulps=0)),
+    (
+        "model",
+        lambda bad: acert.train(
+            bad, (IMAGES, LABELS), method=acert.Standard(), max_radius=0.1, epochs=1
+        ),
+    ),
+    *[
+        ("kappa", lambda bad, method=method: method(kappa=bad))
+        for method in METHODS.values()
+    ],
+    ("solver", lambda bad: acert.Acert(solver=bad)),
+    *[("max_steps", lambda bad, solver=solver: solver(max_steps=bad)) for solver in SOLVERS],
+    ("f", lambda bad: acert.Brent().solve(bad, torch.zeros(2), torch.ones(2))),
+    ("lower", lambda bad: acert.Brent().solve(torch.sin, bad, torch.ones(2))),
+    ("upper", lambda bad: acert.Brent().solve(torch.sin, torch.zeros(2), bad)),
+    (r"f\(x\)", lambda bad: acert.Brent().solve(lambda _: bad, torch.zeros(2), torch.ones(2))),
+    ("branch", lambda bad: models.Residual(bad)),
+    ("model", lambda bad: models.ibp_init_(bad)),
+    ("mean", lambda bad: models.Normalize(bad, 1.0)),
+    ("in_features", lambda bad: models.mlp(bad, [], 3)),
+    ("hidden", lambda bad: models.mlp(2, bad, 3)),
+    *[
+        ("in_shape", lambda bad, factory=factory: factory(bad, 10))
+        for factory in (models.cnn7, models.small_cnn, models.small_resnet)
+    ],
+    ("source", acert.load_model),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [None, {3}, object(), "text"], ids=["None", "set", "object", "str"])
+@pytest.mark.parametrize(("parameter", "call"), CALLS)
+def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_parameter(parameter, call, bad):
+    if parameter == "source" and bad == "text":
+        return  # a path like any other
+    with pytest.raises(acert.AcertError, match=rf"^`{parameter}(\[0\])?`.* must be "):
+        call(bad)
 
 
 # -- the README -------------------------------------------------------------------------

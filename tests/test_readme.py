@@ -1,9 +1,13 @@
 """README's and docs' tables and pictures come from the records; a stale one fails here."""
 
+import itertools
 import shutil
 
 import numpy as np
+import pytest
 from benchmarks import digits_tradeoff, readme
+from examples import digits
+from matplotlib import pyplot
 
 from acert.experiments.paper.drawings import stamp
 
@@ -55,3 +59,26 @@ def test_the_digits_record_shows_what_the_runs_showed(tmp_path):
             assert (found.radius[found.status == 1] == found.max_radius).all()
             assert (found.radius[~found.correct] == 0).all()
             assert np.isfinite(found.radius).all()
+
+
+@pytest.mark.parametrize("seeds", [slice(3), slice(1), slice(1, 2)], ids=["all", "first", "second"])
+def test_no_word_of_the_digits_picture_is_across_another(tmp_path, monkeypatch, seeds):
+    kept = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    points = [
+        digits.Point(point.method, point.kappa, point.certificates[seeds], 0.0)
+        for point in digits_tradeoff.points()
+    ]
+    digits.picture(points, tmp_path / "digits.png")
+    monkeypatch.undo()
+    (figure,) = kept
+    axes = figure.axes[0]
+    words = [text.get_text() for text in axes.texts]
+    assert sum(word.startswith("\N{GREEK SMALL LETTER KAPPA} = ") for word in words) == len(points)
+    assert sum(word.startswith("ART ") for word in words) >= 4
+    boxes = [text.get_window_extent() for text in axes.texts]
+    boxes.append(axes.get_legend().get_window_extent())
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    markers = axes.transData.transform([(one.mean("acr"), one.mean("accuracy")) for one in points])
+    assert not any(box.count_contains(markers) for box in boxes)
+    pyplot.close(figure)

@@ -319,7 +319,8 @@ def test_fractions_may_stand_in_brackets():
         ("clip_nrm", "5", r"'clip_nrm' is no field of the recipe; did you mean 'clip_norm'\?"),
         ("setings.l1", "5", r"'setings.l1' is no field .* did you mean 'settings.l1'\?"),
         ("qqqqqqqq", "5", r"'qqqqqqqq' is no field of the recipe$"),
-        ("solver", "Brent", r"'solver' is no field of the recipe"),  # FastIBP has none
+        ("solver", "Brent", r"'solver' is no field of the recipe of fastibp, only of acert$"),
+        ("method.solver.rtol", "0.1", r"'method.solver.rtol' is no .* of fastibp, only of acert$"),
         ("settings.epochs", "many", r"`settings.epochs` must be a whole number; got 'many'"),
         ("settings.epochs", "1.5", r"`settings.epochs` must be a whole number; got '1.5'"),
         ("max_radius", "big", r"`settings.max_radius` must be a number .* got 'big'"),

@@ -745,6 +745,60 @@ def test_a_model_that_does_not_fit_is_refused_before_the_folder_exists(
     assert not (tmp_path / "run").exists()
 
 
+def with_buffer(values, **words):
+    model = models.mlp(2, [4], 3)
+    model.register_buffer("extra", values, **words)
+    return model
+
+
+class Noted(nn.Linear):
+    def get_extra_state(self):
+        return "a note"
+
+    def set_extra_state(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (with_buffer(torch.zeros(2, dtype=torch.complex64)), "got `extra` of torch.complex64"),
+        (with_buffer(torch.zeros(2, dtype=torch.bfloat16)), "got `extra` of torch.bfloat16"),
+        (Noted(2, 3), "got `_extra_state` of str"),
+    ],
+)
+def test_what_no_file_of_a_run_can_hold_is_refused_before_the_folder_exists(
+    tmp_path, model, message
+):
+    words = {"method": Standard(), "max_radius": 0.1, "epochs": 1, "progress": False}
+    with pytest.raises(InvalidInput, match=f"`model` must hold real numbers.*{message}.*persisten"):
+        train(model, blobs(), out=tmp_path / "run", **words)
+    assert not (tmp_path / "run").exists()
+    train(model, blobs(), **words)
+
+
+def test_what_is_not_kept_may_be_complex_and_the_rest_comes_back(tmp_path):
+    words = {"method": Standard(), "max_radius": 0.1, "epochs": 1, "progress": False}
+    model = with_buffer(torch.ones(2, dtype=torch.complex64), persistent=False)
+    model.register_buffer("flag", torch.tensor([True, False]))
+    model.register_buffer("small", torch.tensor([1, 2], dtype=torch.uint16))
+    train(model, blobs(), out=tmp_path / "run", **words)
+    found = records.read_weights(tmp_path / "run")
+    assert found["flag"].tolist() == [True, False]
+    assert found["small"].tolist() == [1, 2]
+
+
+def test_a_state_that_cannot_be_written_stops_the_run(tmp_path, monkeypatch):
+    def write_state(folder, arrays, facts):
+        raise InvalidInput("`model/extra` cannot be written")
+
+    monkeypatch.setattr(records, "write_state", write_state)
+    watcher = Watcher()
+    with pytest.raises(InvalidInput, match="`model/extra` cannot be written"):
+        train_run(experiment(), out=tmp_path / "run", progress=watcher)
+    assert not watcher.rows
+
+
 def test_a_factory_must_make_a_module(tmp_path):
     with pytest.raises(InvalidInput, match=r"`model` must make a torch\.nn\.Module; got int"):
         train_run(experiment(), out=tmp_path / "run", model=lambda *_: 3, progress=False)

@@ -420,6 +420,10 @@ def test_another_config_in_a_folder_is_refused_by_name(call):
         (["--budget", "25"], "a time is needed, such as 90s, 25m or 2h; got '25'"),
         (["--model", "nowhere:net"], "nowhere cannot be imported"),
         (["--set", "kapa=1"], "did you mean 'kappa'?"),
+        (
+            ["--methods", "sabr,fastibp", "--set", "box_share=0.5"],
+            "'box_share' is no field of the recipe of fastibp, only of sabr",
+        ),
         (["--kapas", "0"], "did you mean '--kappas'?"),
     ],
 )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from acert.errors import InvalidInput
+from acert.fields import check_fields
 
 __all__ = ["Bisection", "Brent", "PowerLaw", "RootResult", "RootStatus", "Solver"]
 
@@ -129,6 +130,7 @@ class Solver(ABC):
     max_steps: int = 100
 
     def __post_init__(self) -> None:
+        check_fields(type(self), vars(self))
         if not 0 < self.xtol < math.inf:
             raise InvalidInput(f"`xtol` must be positive and finite; got {self.xtol}")
         # From 1 on, Brent's shortest step could leave the bracket.
@@ -174,6 +176,8 @@ class Solver(ABC):
         """
         if fixed_steps and indexed:
             raise InvalidInput("`indexed` must be False where `fixed_steps` is True; got True")
+        if not callable(f):
+            raise InvalidInput(f"`f` must be a function; got {type(f).__name__}")
         _check_ends(lower, upper, values=not (fixed_steps or torch.compiler.is_compiling()))
 
         def evaluated(x: Tensor, active: Tensor) -> Tensor:
@@ -343,13 +347,20 @@ def _values(name: str, values: Tensor, *, like: Tensor) -> Tensor:
 
 
 def _check_like(name: str, values: Tensor, like: Tensor) -> None:
+    _check_tensor(name, values)
     got, wanted = ((tuple(t.shape), t.dtype, t.device) for t in (values, like))
     if got != wanted:
         words = "`{}` must have shape {}, dtype {} and device {}; got {}, {} and {}"
         raise InvalidInput(words.format(name, *wanted, *got))
 
 
+def _check_tensor(name: str, values: object) -> None:
+    if not isinstance(values, Tensor):
+        raise InvalidInput(f"`{name}` must be a tensor; got {type(values).__name__}")
+
+
 def _check_ends(lower: Tensor, upper: Tensor, *, values: bool) -> None:
+    _check_tensor("lower", lower)
     if lower.ndim != 1:
         raise InvalidInput(f"`lower` must have shape (B,); got {tuple(lower.shape)}")
     if not lower.is_floating_point():

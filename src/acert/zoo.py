@@ -57,6 +57,10 @@ def load_model(
 
 def run_folder(source: str | PathLike[str]) -> Path:
     """The folder that a path or the name of a shipped model stands for."""
+    if not isinstance(source, (str, PathLike)):
+        raise InvalidInput(
+            f"`source` must be a run folder, or one of {', '.join(SHIPPED)}; got {source!r}"
+        )
     folder = Path(source)
     if folder.is_dir():
         return folder

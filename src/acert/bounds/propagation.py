@@ -110,6 +110,8 @@ def clean_pass(
     """
     if not torch.compiler.is_compiling():
         check_model(model, images)
+        if not isinstance(images, Tensor):
+            raise InvalidInput(f"`images` must be a tensor; got {type(images).__name__}")
     recorder = _Recorder(part, quick=quick)
     with recorder:
         logits = model(images)

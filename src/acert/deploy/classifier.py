@@ -119,8 +119,10 @@ class CertifiedClassifier(nn.Module):
         tensors = own_parameters(inner) | own_buffers(inner)
         names, count, rounds = list(tensors), torch.zeros((), dtype=torch.int64), self.steps + 1
 
-        def unfinished(count: Tensor, *_: Tensor) -> Tensor:
-            return count < rounds
+        # No round for an empty batch, which runtimes do not take through a bound pass. Samples are
+        # counted, since the exporter believes that there always are some.
+        def unfinished(count: Tensor, lower: Tensor, *_: Tensor) -> Tensor:
+            return (count < rounds) & (torch.ones_like(lower).sum() > 0)
 
         # A loop sees tensors of the outer graph through its arguments only.
         def once(

@@ -106,7 +106,7 @@ class Execution:
         try:
             self._epochs()
         except RunError as error:
-            with suppress(RunError):  # of the two failures the first is told
+            with suppress(Exception):  # of the two failures the first is told
                 self.writer.wait()
             where = "none, since `out` was not given" if self.folder is None else "none"
             if self.saved_step is not None and self.folder is not None:
@@ -115,7 +115,7 @@ class Execution:
         except RuntimeError as error:
             if not (self.processes.joined and is_loss_of_a_process(error)):
                 raise
-            with suppress(RunError):
+            with suppress(Exception):
                 self.writer.wait()
             raise LostProcess(
                 f"another process has died, so this one stops, after step {self.trainer.step}; "
@@ -304,7 +304,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
-        self.error: RunError | None = None
+        self.error: Exception | None = None
 
     def start(self, write: Callable[[], None]) -> None:
         """Begins to write, once what was begun before is done."""
@@ -313,7 +313,8 @@ class Writer:
         def run() -> None:
             try:
                 write()
-            except RunError as error:
+            # Everything: a thread has nobody else to tell.
+            except Exception as error:
                 self.error = error
 
         # Not a daemon: Python itself waits for it before it ends.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch import nn
 from acert import data, models, records
 from acert.data import Augmentation, Dataset
 from acert.errors import AcertError, InvalidInput, RunError
+from acert.fields import check_fields
 from acert.methods import METHODS
 from acert.rootfind import Bisection, Brent, PowerLaw
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, StepDecay
@@ -26,7 +25,6 @@ __all__ = [
     "Network",
     "build_model",
     "build_own",
-    "check_fields",
     "from_config",
     "needed_fields",
     "read_experiment",
@@ -34,7 +32,6 @@ __all__ = [
 ]
 
 SCHEMA = 1
-_LARGEST = 2**63
 
 # Every class that may stand in a config; nothing else is ever built from a file.
 _ALLOWED: tuple[type, ...] = (
@@ -203,32 +200,3 @@ def needed_fields(cls: type) -> list[str]:
         for entry in fields(cls)
         if entry.default is MISSING and entry.default_factory is MISSING
     ]
-
-
-def check_fields(cls: type, given: Mapping[str, Any]) -> None:
-    """Refuses a value that is not of the type of its field, by the field's name."""
-    kinds = typing.get_type_hints(cls)
-    for name, value in given.items():
-        kind = kinds[name]
-        if not _fits(value, kind):
-            word = kind.__name__ if isinstance(kind, type) else str(kind)
-            word = {int: "a whole number", float: "a number"}.get(kind, f"of type {word}")
-            raise InvalidInput(f"`{name}` must be {word}; got {value!r}")
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    parts = typing.get_args(kind)
-    if isinstance(kind, UnionType):
-        return any(_fits(value, part) for part in parts)
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, tuple):
-            return False
-        inner = [parts[0]] * len(value) if Ellipsis in parts else parts
-        return len(value) == len(inner) and all(map(_fits, value, inner))
-    # bool is an int to Python, and an int does for a float.
-    if isinstance(value, bool) or kind is bool:
-        return isinstance(value, bool) and kind is bool
-    if isinstance(value, int):
-        # JSON has whole numbers of any length, and no arithmetic of ours takes them.
-        return kind in (int, float) and abs(value) < _LARGEST
-    return isinstance(value, kind)

@@ -18,7 +18,9 @@ from types import NoneType, UnionType
 from typing import Any
 
 from acert.errors import InvalidInput
-from acert.experiments.experiment import Experiment, check_fields, needed_fields
+from acert.experiments.experiment import Experiment, needed_fields
+from acert.fields import check_fields
+from acert.methods import METHODS, method_name
 
 __all__ = ["field_names", "nearest", "number", "override"]
 
@@ -78,6 +80,16 @@ def _resolved(experiment: Experiment, name: str) -> str:
         return found[0]
     if found:
         raise InvalidInput(f"`{name}` may be {' or '.join(found)}: write one of them out")
+    owners = [
+        method
+        for method, cls in METHODS.items()
+        if any(f".settings.method.{path}".endswith(f".{name}") for path, _ in _fields(cls(), ""))
+    ]
+    if owners:
+        raise InvalidInput(
+            f"{name!r} is no field of the recipe of {method_name(experiment.settings.method)}, "
+            f"only of {', '.join(owners)}"
+        )
     ends = [path.rpartition(".")[2] for path in paths]
     raise InvalidInput(f"{name!r} is no field of the recipe{nearest(name, [*paths, *ends])}")
 

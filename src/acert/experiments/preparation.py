@@ -33,6 +33,7 @@ __all__ = [
     "Factory",
     "available_device",
     "check_fit",
+    "check_savable",
     "check_seed",
     "check_training_mode",
     "data_facts",
@@ -49,6 +50,13 @@ Factory = Callable[[tuple[int, ...], int], nn.Module]
 Arrays = tuple[Tensor | npt.ArrayLike, Tensor | npt.ArrayLike]
 # What a step draws comes from products of the seed that must fit into 64 bits.
 _SEEDS = 10_000_000
+_SAVED = frozenset(
+    {
+        torch.float16, torch.float32, torch.float64, torch.bool,
+        torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+    }
+)  # fmt: skip
 
 
 def check_seed(seed: int) -> None:
@@ -157,6 +165,17 @@ def refuse_other(folder: Path, name: str, value: Any) -> None:
     found = records.first_difference({name: kept.get(name)}, {name: value})
     if found is not None:
         raise RunError(f"the run in {folder} cannot be resumed with another config: {found}")
+
+
+def check_savable(model: nn.Module) -> None:
+    """Refuses a model with state that the files of a run cannot hold."""
+    for name, value in model.state_dict().items():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        if kind not in _SAVED:
+            raise InvalidInput(
+                "`model` must hold real numbers that a run folder can keep (NumPy's integers and "
+                f"floats); got `{name}` of {kind}. A buffer with persistent=False is not kept"
+            )
 
 
 def check_fit(model: nn.Module, dataset: Dataset, settings: Settings, *, exact: bool) -> None:

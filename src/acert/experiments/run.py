@@ -33,12 +33,13 @@ from acert.experiments.execution import (
     stop_on_signal,
     to_tensors,
 )
-from acert.experiments.experiment import Experiment, check_fields, read_experiment, to_config
+from acert.experiments.experiment import Experiment, read_experiment, to_config
 from acert.experiments.preparation import (
     Arrays,
     Factory,
     available_device,
     check_fit,
+    check_savable,
     check_seed,
     check_training_mode,
     data_facts,
@@ -49,6 +50,7 @@ from acert.experiments.preparation import (
     with_validation,
 )
 from acert.experiments.progress import Events, Progress, display
+from acert.fields import check_fields
 from acert.methods import Method
 from acert.processes import ALONE, Processes
 from acert.records import Row
@@ -304,6 +306,8 @@ def _run(
     ahead: bool = False,
 ) -> Run:
     """Checks, prepares the folder, trains to the end and writes what the run leaves behind."""
+    if folder is not None:
+        check_savable(model)
     if not processes.first:
         folder, progress, tensorboard = None, False, False
     facts = data_facts(dataset)

@@ -17,6 +17,7 @@ from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
 from acert.bounds.pending import Chain, ball_in_place
 from acert.bounds.propagation import evaluation_logits
 from acert.errors import InvalidInput
+from acert.fields import check_fields
 from acert.precision import products_in
 
 __all__ = ["Attack", "AttackLoss", "Method", "Step", "attack_loss"]
@@ -112,6 +113,7 @@ class Method(ABC):
     kappa: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(type(self), vars(self))
         if not 0 <= self.kappa <= 1:
             raise InvalidInput(f"`kappa` must be in [0, 1]; got {self.kappa}")
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from acert.errors import InvalidInput
 from acert.models.normalize import Normalize
 from acert.models.validation import checked_count, checked_image_shape
 
@@ -107,6 +108,8 @@ def mlp(
     """
     features = checked_count("in_features", in_features, at_least=1)
     checked_count("num_classes", num_classes, at_least=2)
+    if not isinstance(hidden, Sequence):
+        raise InvalidInput(f"`hidden` must be a sequence of widths; got {hidden!r}")
     layers = [*_first(normalize), nn.Flatten()]
     for index, size in enumerate(hidden):
         checked_count(f"hidden[{index}]", size, at_least=1)

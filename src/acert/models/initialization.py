@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from acert.errors import InvalidInput
 from acert.models.residual import Residual
+from acert.models.validation import checked_module
 
 __all__ = ["ibp_init_"]
 
@@ -43,6 +44,7 @@ def ibp_init_(
     those behind a `Residual` in a sequence, found here, and the layers in `after_add`, for models
     that add in a `forward` of their own.
     """
+    checked_module("model", model)
     affine = [module for module in model.modules() if isinstance(module, Affine)]
     linear = [module for module in affine if isinstance(module, nn.Linear)]
     halved = {*after_add}

@@ -63,7 +63,14 @@ class Normalize(nn.Module):
 
 def _per_channel(name: str, values: float | Sequence[float] | Tensor) -> Tensor:
     """`values` as a new tensor (C,) of the default dtype, the one that new layers have too."""
-    tensor = torch.as_tensor(values).detach().to(torch.get_default_dtype(), copy=True)
+    try:
+        tensor = torch.as_tensor(values).detach().to(torch.get_default_dtype(), copy=True)
+    # torch has no one error for what is no number.
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"`{name}` must be a number or hold one entry a channel; got a "
+            f"{type(values).__name__} ({error})"
+        ) from error
     if tensor.dim() > 1 or tensor.numel() == 0:
         raise InvalidInput(
             f"`{name}` must be a number or hold one entry a channel; got shape "

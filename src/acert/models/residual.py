@@ -5,7 +5,7 @@ from typing import final
 from torch import Tensor, nn
 
 from acert.models.normalize import Normalize
-from acert.models.validation import checked_count, checked_image_shape
+from acert.models.validation import checked_count, checked_image_shape, checked_module
 
 __all__ = ["Residual", "small_resnet"]
 
@@ -20,8 +20,8 @@ class Residual(nn.Module):
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module | None = None) -> None:
         super().__init__()
-        self.branch = branch
-        self.shortcut = nn.Identity() if shortcut is None else shortcut
+        self.branch = checked_module("branch", branch)
+        self.shortcut = checked_module("shortcut", nn.Identity() if shortcut is None else shortcut)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The sum of both paths."""

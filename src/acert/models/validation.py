@@ -1,9 +1,11 @@
 """Checks of the arguments that the model factories share."""
 
+from torch import nn
+
 from acert.errors import InvalidInput
 from acert.models.normalize import Normalize
 
-__all__ = ["checked_count", "checked_image_shape"]
+__all__ = ["checked_count", "checked_image_shape", "checked_module"]
 
 
 def checked_count(name: str, value: object, *, at_least: int) -> int:
@@ -11,6 +13,13 @@ def checked_count(name: str, value: object, *, at_least: int) -> int:
     # bool is an int to Python, but a width of True is a mistake.
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise InvalidInput(f"`{name}` must be an integer >= {at_least}; got {value!r}")
+    return value
+
+
+def checked_module(name: str, value: object) -> nn.Module:
+    """`value`, refused unless it is a module."""
+    if not isinstance(value, nn.Module):
+        raise InvalidInput(f"`{name}` must be a torch.nn.Module; got {type(value).__name__}")
     return value
 
 
