@@ -13,15 +13,13 @@ the README has `--seeds 3`.
 from __future__ import annotations
 
 import argparse
-import itertools
 import multiprocessing
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +28,7 @@ from acert import data, metrics
 from acert.evaluation import Certificates, certify
 from acert.experiments.recipes import recipe, with_epochs
 from acert.experiments.run import record_certification, train_run
+from acert.report.drawing import Labelled, draw_contours, label_points
 
 METHODS = {"acert": "ACERT", "fastibp": "FastIBP"}
 # Blue and vermilion of Okabe and Ito, told apart by the colour-blind too; so are the markers.
@@ -134,8 +133,8 @@ def picture(points: Sequence[Point], path: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    # At the size that it is saved in: words are placed by how large they are there.
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), dpi=160, layout="constrained")
+    labels: list[Labelled] = []
     for method, name in METHODS.items():
         mine = sorted((p for p in points if p.method == method), key=lambda p: p.kappa)
         color, marker = COLORS[method], MARKERS[method]
@@ -144,6 +143,8 @@ def picture(points: Sequence[Point], path: Path) -> Path:
             color=color, marker=marker, markersize=8, label=name, zorder=3,
         )  # fmt: skip
         for point, style in zip(mine, ("-", "--", ":"), strict=False):
+            label = f"\N{GREEK SMALL LETTER KAPPA} = {point.kappa:g}"
+            labels.append(Labelled(label, point.mean("acr"), point.mean("accuracy"), 0, 0, color))
             if len(point.certificates) > 1:
                 left.scatter(
                     [100 * found.acr for found in point.certificates],
@@ -158,95 +159,25 @@ def picture(points: Sequence[Point], path: Path) -> Path:
             )
             right.step(
                 curve.radius, 100 * curve.accuracy, style, where="pre", color=color,
-                linewidth=1.8, label=f"{name}, {_kappa(point)}",
+                linewidth=1.8, label=f"{name}, {label}",
             )  # fmt: skip
     left.margins(x=0.22, y=0.15)  # room for the labels
+    draw_contours(left, labels, size=8)
     left.set(
         xlabel="average certified radius (ACR), % of the largest", ylabel="accuracy, %",
         title="Accuracy against robustness",
     )  # fmt: skip
-    left.legend(loc="lower left", frameon=True)
+    left.legend(loc="center left", frameon=True)
     right.set(
         xlabel="l-infinity radius", ylabel="certified accuracy, %", ylim=(0, 101),
         xlim=(0, points[0].certificates[0].max_radius), title="Share of test images proven robust",
     )  # fmt: skip
     right.grid(alpha=0.3)
     right.legend(loc="lower left", frameon=True, fontsize=9)
-    figure.draw_without_rendering()  # only now is it known where everything is
-    figure.set_layout_engine("none")
-    _write_labels(left, points)
+    label_points(figure, left, labels, size=9)
     figure.savefig(path)
     plt.close(figure)
     return path
-
-
-def _kappa(point: Point) -> str:
-    return f"\N{GREEK SMALL LETTER KAPPA} = {point.kappa:g}"
-
-
-# Beside a point, in points: right and left of it, above and below, then farther away.
-_SIDES = [
-    (far * x, far * y, align)
-    for far in (1, 2, 3)
-    for x, y, align in (
-        (8, 6, "left"), (8, -12, "left"), (-8, 6, "right"), (-8, -12, "right"),
-        (0, 9, "center"), (0, -15, "center"),
-    )
-]  # fmt: skip
-
-
-def _write_labels(axes: Any, points: Sequence[Point]) -> None:
-    """The kappa of every point, and lines of equal ART with theirs; no word is across another."""
-    from matplotlib.transforms import Bbox
-
-    means = [(point.mean("acr"), point.mean("accuracy")) for point in points]
-    taken = [Bbox([at - 10, at + 10]) for at in axes.transData.transform(means)]
-    taken.append(axes.get_legend().get_window_extent())
-    marks = _marks(axes)
-
-    def write(word: str, places: Iterable[dict[str, Any]], **style: Any) -> None:
-        """Writes it at the first place that is free: of marks too if there is such a place."""
-        texts = [axes.annotate(word, **place, **style, zorder=4) for place in places]
-        boxes = [text.get_window_extent().padded(3) for text in texts]
-        free = [
-            i for i, box in enumerate(boxes)
-            if axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max)
-            and not box.count_overlaps(taken)
-        ]  # fmt: skip
-        clear = [i for i in free if not boxes[i].count_contains(marks)]
-        chosen = (clear or free)[:1]
-        taken.extend(boxes[i] for i in chosen)
-        for i, text in enumerate(texts):
-            if i not in chosen:
-                text.remove()
-
-    for point, at in zip(points, means, strict=True):
-        beside = [
-            {"xy": at, "xytext": (x, y), "textcoords": "offset points", "ha": align}
-            for x, y, align in _SIDES
-        ]
-        write(_kappa(point), beside, color=COLORS[point.method], fontsize=9)
-
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    least, most = np.sqrt(left * low), np.sqrt(right * high)
-    step = 1 if most - least < 8 else 2 if most - least < 20 else 5
-    x, halo = np.linspace(left, right, 200), {"facecolor": "white", "edgecolor": "none", "pad": 1}
-    for level in np.arange(step * np.ceil(least / step), most, step):
-        # ART = level where accuracy is level^2 / ACR (Eq. 13).
-        axes.plot(x, level**2 / x, color="0.8", linewidth=0.8, zorder=0, scalex=False, scaley=False)
-        # Low on the line first, where methods are rarely to be found.
-        line = [*zip(x, level**2 / x, strict=True)][::-4]
-        along = [{"xy": at, "ha": "center", "va": "center"} for at in line]
-        write(f"ART {level:g}", along, color="0.5", fontsize=8, bbox=halo)
-
-
-def _marks(axes: Any) -> Any:
-    """Where markers and lines are, as pixels close to each other."""
-    drawn = [line.get_xydata() for line in axes.lines]
-    drawn = [
-        np.linspace(start, end, 50) for line in drawn for start, end in itertools.pairwise(line)
-    ] + [*drawn, *(cloud.get_offsets() for cloud in axes.collections)]
-    return axes.transData.transform(np.concatenate(drawn))
 
 
 if __name__ == "__main__":

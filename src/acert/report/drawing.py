@@ -143,10 +143,13 @@ def draw_band(
     )  # fmt: skip
 
 
-def label_points(figure: Figure, axes: Axes, points: Sequence[Labelled]) -> None:
+def label_points(
+    figure: Figure, axes: Axes, points: Sequence[Labelled], *, size: float = 5.5
+) -> None:
     """A word beside each point, on the first side that is free; left out where none is.
 
-    Rather not across a bar, but rather there than nowhere.
+    Rather not across a bar, but rather there than nowhere. Words and a legend that are there
+    already stay free.
     """
     figure.draw_without_rendering()  # only now is it known where the points are
     scale = 72 / figure.dpi
@@ -156,13 +159,19 @@ def label_points(figure: Figure, axes: Axes, points: Sequence[Labelled]) -> None
         right, top = axes.transData.transform((x + dx, y + dy)) * scale
         return left, bottom, right, top
 
-    taken = [_wider(box(one.x, one.y, 0, 0), 3) for one in points]
+    legend = axes.get_legend()
+    words = [*axes.texts] if legend is None else [*axes.texts, legend]
+    taken = [_wider(box(one.x, one.y, 0, 0), 0.6 * size) for one in points]
+    for word in words:
+        left, bottom, right, top = word.get_window_extent().extents
+        taken.append((scale * left, scale * bottom, scale * right, scale * top))
     bars = [box(one.x, one.y, one.dx, 0) for one in points]
     bars += [box(one.x, one.y, 0, one.dy) for one in points]
     for one in points:
         x, y, _, _ = box(one.x, one.y, 0, 0)
-        width, height = 3.6 * len(one.word), 6.0
-        sides = [(4, 3), (4, -height - 2), (-4 - width, 3), (-4 - width, -height - 2)]
+        width, height = 0.65 * size * len(one.word), 1.1 * size
+        across, up, down = 0.75 * size, 0.55 * size, -1.45 * size
+        sides = [(across, up), (across, down), (-across - width, up), (-across - width, down)]
         places = [(x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in sides]
         allowed = [i for i, place in enumerate(places) if not _meets(place, taken)]
         free = [i for i in allowed if not _meets(places[i], bars)]
@@ -171,7 +180,7 @@ def label_points(figure: Figure, axes: Axes, points: Sequence[Labelled]) -> None
             taken.append(places[side])
             axes.annotate(
                 one.word, (one.x, one.y), xytext=sides[side], textcoords="offset points",
-                fontsize=5.5, color=one.colour, bbox=_HALO, zorder=4,
+                fontsize=size, color=one.colour, bbox=_HALO, zorder=4,
             )  # fmt: skip
 
 
@@ -186,7 +195,7 @@ def _meets(box: _Box, others: Sequence[_Box]) -> bool:
     )
 
 
-def draw_contours(axes: Axes, points: Sequence[Labelled]) -> None:
+def draw_contours(axes: Axes, points: Sequence[Labelled], *, size: float = 5.5) -> None:
     """Lines of equal ART behind the points, labelled in percent; the view stays as it is."""
     from matplotlib.ticker import MaxNLocator
 
@@ -194,18 +203,19 @@ def draw_contours(axes: Axes, points: Sequence[Labelled]) -> None:
     left, right = max(left, 0.0), min(right, 100.0)
     bottom, top = max(bottom, 0.0), min(top, 100.5)
     lowest, highest = math.sqrt(left * bottom), math.sqrt(right * top)
-    ticks = MaxNLocator(9, steps=[1, 2, 5, 10]).tick_values(lowest, highest)
-    levels = [float(level) for level in ticks if lowest < level < highest]
-    for level in levels:
+    ticks = MaxNLocator(11, steps=[1, 2, 5, 10]).tick_values(lowest, highest)
+    name = "ART "  # on the first that has room for it
+    for level in (float(tick) for tick in ticks[::-1] if lowest < tick < highest):
         # ART = level where accuracy is level^2 / ACR (Eq. 13).
         start, end = (level**2 / edge if edge > 0 else math.inf for edge in (top, bottom))
         x = np.linspace(max(left, start), min(right, end), 80)
         y = level**2 / x
         axes.plot(x, y, color="#a8a8a8", linewidth=0.5, zorder=1)
         # Low on the line, where methods are rarely to be found, and beside none that is there.
+        inside = (y >= y[-1] + 0.06 * (top - bottom)) & (x <= right - 0.05 * (right - left))
         far = [
             i
-            for i in np.flatnonzero(y >= y[-1] + 0.06 * (top - bottom))
+            for i in np.flatnonzero(inside)
             if all(
                 abs(one.x - x[i]) > 0.12 * (right - left)
                 or abs(one.y - y[i]) > 0.07 * (top - bottom)
@@ -213,9 +223,9 @@ def draw_contours(axes: Axes, points: Sequence[Labelled]) -> None:
             )
         ]
         if far:
-            word = "ART " if level == levels[-1] else ""
+            word, name = f"{name}{level:g}", ""
             axes.text(
-                x[far[-1]], y[far[-1]], f"{word}{level:g}", fontsize=5.5, color="#6b6b6b",
+                x[far[-1]], y[far[-1]], word, fontsize=size, color="#6b6b6b",
                 ha="center", va="center", zorder=1, bbox=_HALO,
             )  # fmt: skip
     axes.set_xlim(left, right)
