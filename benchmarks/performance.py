@@ -233,7 +233,7 @@ def formats_table(found: Sequence[Record]) -> str:
         (
             record.experiment.settings.precision, record.seed, f"{record.metrics[-1]['loss']:.4f}",
             *(f"{100 * getattr(record.certificates, name):.2f}" for name in figures),
-            None if record.step_seconds is None else f"{1e3 * record.step_seconds:.2f}",
+            f"{1e3 * record.step_seconds:.2f}",
             f"{record.environment['seconds'] / 60:.1f}", record.environment["commit"][:7],
         )
         for record in found
@@ -249,7 +249,7 @@ def solvers_table(found: Sequence[Record]) -> str:
         (
             _solver(record)[0], _solver(record)[1], record.seed,
             *(f"{100 * getattr(record.certificates, name):.2f}" for name in figures),
-            None if record.step_seconds is None else f"{1e3 * record.step_seconds:.2f}",
+            f"{1e3 * record.step_seconds:.2f}",
             record.environment["commit"][:7],
         )
         for record in sorted(found, key=lambda record: (*_solver(record), record.seed))

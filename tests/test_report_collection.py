@@ -229,7 +229,11 @@ DAMAGES = {
     ),
     "max_radius a list": (_arrays("certificates.npz", max_radius=np.ones(2)), "`max_radius`"),
     "labels beyond the classes": (
-        _arrays("certificates.npz", label=np.full(40, 7)), "labels must be in [0, 3]; got 7 to 7"
+        _arrays("certificates.npz", label=np.full(40, 7), prediction=np.full(40, 7)),
+        "labels must be in [0, 3]; got 7 to 7",
+    ),
+    "labels of other samples": (
+        _arrays("certificates.npz", label=np.full(40, 2)), "`prediction` must be the label unless"
     ),
     "examples cut": (_half("examples.npz"), "examples.npz is damaged"),
     "examples without images": (_arrays("examples.npz", most_images=None), "no most certified"),

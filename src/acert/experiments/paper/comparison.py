@@ -188,7 +188,7 @@ def _minutes(record: Record) -> float | None:
 
 
 def _step(one: Standing) -> str:
-    return _mean(one, lambda record: record.step_seconds and 1e3 * record.step_seconds, ".2f")
+    return _mean(one, lambda record: 1e3 * record.step_seconds, ".2f")
 
 
 def _change(one: Standing, known: Standings) -> str:

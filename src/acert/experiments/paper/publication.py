@@ -71,16 +71,15 @@ class Record:
         return str(self.environment.get("gpu") or self.environment.get("cpu") or "unknown")
 
     @property
-    def epoch_seconds(self) -> float | None:
+    def epoch_seconds(self) -> float:
         """Median time of an epoch; the first, which compiles, is left out where there are more."""
         seconds = sorted(float(row["seconds"]) for row in self.metrics[1:] or self.metrics)
-        return seconds[len(seconds) // 2] if seconds else None
+        return seconds[len(seconds) // 2]
 
     @property
-    def step_seconds(self) -> float | None:
+    def step_seconds(self) -> float:
         """Time of a training step, from the median epoch."""
-        epoch = self.epoch_seconds
-        return None if epoch is None else epoch * len(self.metrics) / self.metrics[-1]["step"]
+        return self.epoch_seconds * len(self.metrics) / float(self.metrics[-1]["step"])
 
 
 def publish(run: Path, results: Path, *, name: str | None = None) -> Path:
@@ -136,6 +135,7 @@ def read_record(folder: Path) -> Record:
         root_steps=_read_root_steps(folder),
     )
     _check_certificates(record)
+    _check_epochs(record)
     _check_times(record)
     return record
 
@@ -188,6 +188,16 @@ def _check_certificates(record: Record) -> None:
     except InvalidInput as error:
         path = record.folder / records.CERTIFICATES
         raise RunError(f"{path} is damaged: {error}") from error
+
+
+def _check_epochs(record: Record) -> None:
+    """Refuses the figures of a run that was not trained to its end."""
+    epochs = [row.get("epoch") for row in record.metrics]
+    if epochs != [*range(1, record.epochs + 1)]:
+        raise RunError(
+            f"{record.folder / records.METRICS} is damaged: it must hold every epoch from 1 to "
+            f"{record.epochs} once; got {len(epochs)} rows"
+        )
 
 
 def _check_times(record: Record) -> None:
