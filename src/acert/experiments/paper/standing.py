@@ -47,7 +47,7 @@ class Standing:
 def standing(
     row: Row, found: Sequence[Record], data_dir: str | PathLike[str] | None = None
 ) -> Standing:
-    """How one row stands; of two records of a seed the one with more epochs counts, then the first."""
+    """How one row stands; of two records of a seed the longer run counts, else the first one."""
     best: dict[int, Record] = {}
     for record in found:
         if fits(record, row):
