@@ -403,6 +403,23 @@ def test_groups_and_series_come_in_the_order_of_legends(tmp_path):
     assert [group.kappa for group in smallest_kappa(groups)] == [0.0] * 5
 
 
+def test_settings_are_told_apart_where_a_class_and_the_data_differ_too(tmp_path):
+    def solver(kind: str, steps: int) -> dict[str, object]:
+        return {"method": {"class": "Acert", "kappa": 0.0,
+                           "solver": {"class": kind, "max_steps": steps}}}  # fmt: skip
+
+    make_run(tmp_path / "a", settings=solver("Brent", 1))
+    make_run(tmp_path / "b", settings=solver("Brent", 2))
+    make_run(tmp_path / "c", settings=solver("PowerLaw", 2))
+    make_run(tmp_path / "d", settings=solver("PowerLaw", 2), names=["p", "q", "r", "s"])
+    variants = {group.runs[0].name: group.variant for group in collect([tmp_path]).groups}
+    assert variants["a"] == "method.solver Brent, root steps 1"
+    assert variants["b"] == "method.solver Brent, root steps 2"
+    # These two differ in their data alone.
+    assert variants["c"].startswith('method.solver PowerLaw, data.classes ["0')
+    assert variants["d"].startswith('method.solver PowerLaw, data.classes ["p')
+
+
 def test_variants_of_a_method_are_told_apart(tmp_path):
     full = {"radius_schedule": {"class": "FullRadius"}}
     many = {
