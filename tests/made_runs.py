@@ -61,6 +61,8 @@ def make_run(
     )  # fmt: skip
     if certified:
         columns = certificates(rng, samples, classes, max_radius, attacked) | facts
+        wrong, label = columns["status"] == 0, columns["label"]
+        columns["prediction"] = np.where(wrong, (label + 1) % classes, label)
         records.write_certificates(folder, columns)
         if pictures is not None:
             images = rng.integers(0, 256, (16, *pictures)).astype(np.uint8)
@@ -86,7 +88,6 @@ def certificates(
     return {
         "index": np.arange(samples),
         "label": label,
-        "prediction": np.where(status == 0, (label + 1) % classes, label),
         "radius": radius,
         "status": status,
         "margin": np.where(status == 0, 0.5, -0.5),

@@ -83,6 +83,14 @@ def test_mean_of_many_float32_radii_keeps_its_digits() -> None:
     assert acr(radius, max_radius=0.1) == pytest.approx(0.5, abs=1e-12)
 
 
+@pytest.mark.parametrize("count", [3, 359, 500, 1000])
+@pytest.mark.parametrize("max_radius", [0.05, 0.4, 8.8 / 255])
+def test_all_certified_to_max_is_an_acr_of_one(max_radius: float, count: int) -> None:
+    everyone = acr(np.full(count, max_radius), max_radius=max_radius)
+    assert everyone <= 1.0
+    assert art(1.0, everyone) == pytest.approx(1.0, rel=1e-15)
+
+
 def test_curve_by_hand() -> None:
     curve = certified_accuracy_curve(RADIUS, CORRECT, max_radius=0.5)
     assert curve.radius.tolist() == [0.0, 0.1, 0.3, 0.4, 0.5]

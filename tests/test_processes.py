@@ -135,6 +135,9 @@ def test_a_run_of_one_that_is_joined_is_the_plain_run(joined, tmp_path):
         assert one.keys() == other.keys()
         for name in one.keys() - {"seconds"}:
             assert one[name] == pytest.approx(other[name], rel=1e-4), name
+    # A share of 288 validation samples, not one rounded to float32.
+    right = 288 * run.history[-1]["accuracy"]
+    assert right == pytest.approx(round(right), abs=1e-9)
     again = resume_run(tmp_path / "joined", progress=False, processes=joined)
     assert again.history == run.history
     split = data.load_test("digits")

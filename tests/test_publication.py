@@ -34,7 +34,7 @@ STEPS = RootSteps(
 
 @pytest.fixture
 def run(tmp_path):
-    return made_run(tmp_path / "runs" / "a", TRAINING, samples=10_000, steps=STEPS)
+    return made_run(tmp_path / "runs" / "a", TRAINING, steps=STEPS)
 
 
 # -- what is committed --------------------------------------------------------------------
@@ -110,12 +110,13 @@ def test_places_are_taken_out_of_the_command(tmp_path, command, expected):
 def test_labels_above_a_byte_and_chosen_samples_come_back(tmp_path):
     label = np.arange(200) * 3
     index = np.arange(200)[::-1]
-    run = made_run(tmp_path / "a", TRAINING, certificates={"label": label, "index": index})
+    columns = {"label": label, "prediction": label, "index": index}
+    run = made_run(tmp_path / "a", TRAINING, samples=200, certificates=columns)
     found = read_record(publish(run, tmp_path / "results")).certificates
     np.testing.assert_array_equal(found.label, label)
     np.testing.assert_array_equal(found.index, index)
     assert found.label.dtype == found.index.dtype == np.int64
-    records.write_certificates(run, found.columns | {"label": label - 1})
+    records.write_certificates(run, found.columns | {"label": label - 1, "prediction": label - 1})
     assert records.read_certificates(run)["label"][0] == -1
 
 
@@ -145,14 +146,11 @@ def test_too_large_a_record_is_refused_and_leaves_nothing(run, tmp_path, monkeyp
     assert [*(tmp_path / "results").iterdir()] == []
 
 
-def test_a_record_without_extras_and_without_epochs(tmp_path):
+def test_a_record_without_extras(tmp_path):
     run = made_run(tmp_path / "a", TRAINING, environment={"gpu": None})
     (run / "examples.npz").unlink()
-    records.write_metrics(run, [])
     record = read_record(publish(run, tmp_path / "results"))
     assert record.root_steps is None
-    assert record.epoch_seconds is None
-    assert record.step_seconds is None
     assert record.hardware == "a CPU"
 
 
@@ -190,6 +188,35 @@ def test_records_whose_figures_no_table_could_show_are_named(run, tmp_path, file
     found, complaints = read_records(tmp_path / "results")
     assert found == []
     assert told in complaints[0]
+
+
+@pytest.mark.parametrize(
+    "kept", [slice(0), slice(10), slice(1, None), slice(None, None, -1)], ids=repr
+)
+def test_figures_of_other_than_all_epochs_are_named(run, tmp_path, kept):
+    folder = publish(run, tmp_path / "results")
+    records.write_metrics(folder, records.read_metrics(folder)[kept])
+    found, complaints = read_records(tmp_path / "results")
+    assert found == []
+    assert "metrics.jsonl is damaged: it must hold every epoch from 1 to 200 once" in complaints[0]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("status", 9, "`status` must be from 0 to 3"),
+        ("status", 0, "`radius` must be 0 where `status` says misclassified"),
+        ("label", 0, "`prediction` must be the label unless `status` says misclassified"),
+    ],
+)
+def test_columns_that_contradict_each_other_are_named(run, tmp_path, column, value, told):
+    folder = publish(run, tmp_path / "results")
+    columns = records.read_certificates(folder)
+    columns[column][5] = value  # a sample that is classified rightly, with label 5
+    records.write_certificates(folder, columns)
+    found, complaints = read_records(tmp_path / "results")
+    assert found == []
+    assert f"certificates.npz is damaged: {told}; not so in row 5" in complaints[0]
 
 
 def test_radii_that_are_none_are_named(run, tmp_path):

@@ -229,7 +229,11 @@ DAMAGES = {
     ),
     "max_radius a list": (_arrays("certificates.npz", max_radius=np.ones(2)), "`max_radius`"),
     "labels beyond the classes": (
-        _arrays("certificates.npz", label=np.full(40, 7)), "labels must be in [0, 3]; got 7 to 7"
+        _arrays("certificates.npz", label=np.full(40, 7), prediction=np.full(40, 7)),
+        "labels must be in [0, 3]; got 7 to 7",
+    ),
+    "labels of other samples": (
+        _arrays("certificates.npz", label=np.full(40, 2)), "`prediction` must be the label unless"
     ),
     "examples cut": (_half("examples.npz"), "examples.npz is damaged"),
     "examples without images": (_arrays("examples.npz", most_images=None), "no most certified"),
@@ -397,6 +401,23 @@ def test_groups_and_series_come_in_the_order_of_legends(tmp_path):
     assert [series.label for series in series_of(groups)] == methods
     assert [group.kappa for group in groups] == [0.0, 0.5] * 5
     assert [group.kappa for group in smallest_kappa(groups)] == [0.0] * 5
+
+
+def test_settings_are_told_apart_where_a_class_and_the_data_differ_too(tmp_path):
+    def solver(kind: str, steps: int) -> dict[str, object]:
+        return {"method": {"class": "Acert", "kappa": 0.0,
+                           "solver": {"class": kind, "max_steps": steps}}}  # fmt: skip
+
+    make_run(tmp_path / "a", settings=solver("Brent", 1))
+    make_run(tmp_path / "b", settings=solver("Brent", 2))
+    make_run(tmp_path / "c", settings=solver("PowerLaw", 2))
+    make_run(tmp_path / "d", settings=solver("PowerLaw", 2), names=["p", "q", "r", "s"])
+    variants = {group.runs[0].name: group.variant for group in collect([tmp_path]).groups}
+    assert variants["a"] == "method.solver Brent, root steps 1"
+    assert variants["b"] == "method.solver Brent, root steps 2"
+    # These two differ in their data alone.
+    assert variants["c"].startswith('method.solver PowerLaw, data.classes ["0')
+    assert variants["d"].startswith('method.solver PowerLaw, data.classes ["p')
 
 
 def test_variants_of_a_method_are_told_apart(tmp_path):

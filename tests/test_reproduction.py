@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.made_records import made_run
 
@@ -70,11 +71,24 @@ def test_a_row_is_filled_by_its_own_run_alone(tmp_path):
 
 @pytest.mark.parametrize(
     "meaning",
-    [{"arithmetic": "float32"}, {"bounds": "crown-ibp"}, {"elide": False}, {"max_radius": 0.04}],
-)
+    [
+        {"arithmetic": "float32"}, {"bounds": "crown-ibp"}, {"elide": False},
+        {"max_radius": 0.04}, {"max_radius": 0.0345098039216}, {"domain": (0.0, 2.0)},
+        {"violations": 1},
+    ],
+)  # fmt: skip
 def test_certificates_of_another_meaning_fill_nothing(tmp_path, meaning):
     record = record_of(ACERT, tmp_path / "a", certificates=meaning)
     assert standing(ACERT, [record]).missing == (0,)
+
+
+def test_certificates_of_other_than_the_whole_test_set_fill_nothing(tmp_path):
+    some = record_of(ACERT, tmp_path / "a", samples=100)
+    # The first image again, in place of the last.
+    index = np.arange(10_000) % 9_999
+    again = record_of(ACERT, tmp_path / "b", certificates={"index": index})
+    assert standing(ACERT, [some, again]).missing == (0,)
+    assert standing(ACERT, [record_of(ACERT, tmp_path / "c")]).missing == ()
 
 
 def test_a_row_is_its_own_experiment_however_often_it_is_validated(tmp_path):

@@ -121,7 +121,7 @@ class Certificates:
         Samples that no attack broke count as max_radius.
         """
         reached = np.minimum(self._attack_radius, self.max_radius)
-        return float(np.mean(reached)) / self.max_radius
+        return metrics.acr(reached, max_radius=self.max_radius)
 
     @property
     def _attack_radius(self) -> npt.NDArray[np.float64]:

@@ -92,8 +92,9 @@ def accuracy(correct: Values) -> float:
 def acr(radius: Values, *, max_radius: float) -> float:
     """Average certified radius over all samples, divided by max_radius (Eq. 12)."""
     values, largest = _radius(radius, max_radius)
-    # In float64: a mean of many float32 numbers would lose the digits that tables show.
-    return float(np.mean(values, dtype=np.float64)) / largest
+    # In float64: a mean of many float32 numbers would lose the digits that tables show. The sum of
+    # many equal numbers is rounded, and may come out above what they all are.
+    return min(float(np.mean(values, dtype=np.float64)) / largest, 1.0)
 
 
 def art(accuracy: float, acr: float) -> float:

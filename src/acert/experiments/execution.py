@@ -191,7 +191,7 @@ class Execution:
                 )  # fmt: skip
             if not self.processes.joined:
                 return dict(vars(found))
-            sums += torch.tensor([found.accuracy, found.acr]).to(sums) * len(part)
+            sums += torch.tensor([found.accuracy, found.acr], dtype=sums.dtype).to(sums) * len(part)
         accuracy, acr = (self.processes.add_up(sums) / len(self.validation)).tolist()
         return {"accuracy": accuracy, "acr": acr, "art": metrics.art(accuracy, acr)}
 

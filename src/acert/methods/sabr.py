@@ -22,7 +22,7 @@ class Sabr(Method, Attack):
     """The small box has the share `box_share` (lambda) of the cap as its radius.
 
     Its center is found by PGD from a random start: `attack_steps` signed steps of half the cap,
-    a tenth of that from the fourth step on and a hundredth from the seventh.
+    a tenth of that after the first four and a hundredth after the first seven.
     """
 
     box_share: float = 0.7

@@ -35,8 +35,9 @@ __all__ = [
     "write_examples",
 ]
 
-# `Status.CERTIFIED_TO_MAX`: the radius is `max_radius` itself.
-_TO_MAX = 1
+# Of `Status`: misclassified, with radius 0; certified to max, so that the radius is `max_radius`
+# itself; and the largest there is.
+_MISCLASSIFIED, _TO_MAX, _LAST_STATUS = 0, 1, 3
 _COLUMNS: dict[str, type[np.generic]] = {
     "index": np.int64,
     "label": np.int64,
@@ -96,6 +97,7 @@ def read_certificates(folder: Path) -> dict[str, Any]:
                 f"{path} is damaged: `{name}` must not be of type {found[name].dtype} and "
                 f"shape {found[name].shape}"
             )
+    _check_meaning(path, found)
     # Narrow as they are stored, a difference of two labels would wrap around.
     found |= {name: found[name].astype(np.int64) for name in ("index", "label", "prediction")}
     radius = found["radius"].astype(np.float64)
@@ -103,6 +105,21 @@ def read_certificates(folder: Path) -> dict[str, Any]:
     found["domain"] = tuple(found["domain"].tolist())
     found |= {name: found[name].item() for name in _VALUES}
     return found | {name: shown(found[name]) for name in ("arithmetic", "bounds")}
+
+
+def _check_meaning(path: Path, found: Arrays) -> None:
+    """Refuses columns that contradict each other: figures are read off one of them or another."""
+    status, right = found["status"], found["status"] != _MISCLASSIFIED
+    for says, wrong in (
+        (f"`status` must be from 0 to {_LAST_STATUS}", (status < 0) | (status > _LAST_STATUS)),
+        ("`radius` must be 0 where `status` says misclassified", ~right & (found["radius"] > 0)),
+        (
+            "`prediction` must be the label unless `status` says misclassified",
+            right & (found["prediction"] != found["label"]),
+        ),
+    ):
+        if wrong.any():
+            raise RunError(f"{path} is damaged: {says}; not so in row {int(np.argmax(wrong))}")
 
 
 def _wanted(column: tuple[int, ...]) -> Iterator[tuple[str, str, tuple[int, ...]]]:

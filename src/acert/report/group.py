@@ -231,17 +231,22 @@ def _variant(run: Run, siblings: Sequence[Run]) -> str:
         for name in names
         if not name.endswith(_KAPPA) and len({one.settings.get(name) for one in siblings}) > 1
     ]
-    classes = [name.removesuffix("class") for name in differing if name.endswith(".class")]
+    classes = [name for name in differing if name.endswith(".class")]
+    plain = [name for name in differing if not name.startswith("data.")]
     words = []
     for name in differing:
-        # Where the class differs its fields do too; what the data are follows from other fields.
-        inner = any(name.startswith(parent) and name != f"{parent}class" for parent in classes)
-        described = name.startswith("data.") and not all(
-            one.startswith("data.") for one in differing
-        )
-        if not inner and not described and name in run.settings:
+        # Where a class differs its fields do too, and what the data are follows from other fields:
+        # such a field says something among runs that are alike in those.
+        inside = [one for one in classes if name != one and name.startswith(one[: -len("class")])]
+        said = plain if name.startswith("data.") else inside
+        alike = [one for one in siblings if _agree(one, run, said)]
+        if name in run.settings and len({one.settings.get(name) for one in alike}) > 1:
             words.append(f"{_short(name)} {run.settings[name].strip(chr(34))}")
     return ", ".join(words)
+
+
+def _agree(one: Run, other: Run, names: Sequence[str]) -> bool:
+    return all(one.settings.get(name) == other.settings.get(name) for name in names)
 
 
 def _short(name: str) -> str:

@@ -19,6 +19,7 @@ from acert.errors import InvalidInput, RunError
 from acert.experiments.paper.claims import DATASETS, Standings, average, trade_off_rows
 from acert.experiments.paper.comparison import filled, page, relative, sections, standings
 from acert.experiments.paper.publication import read_records
+from acert.experiments.paper.root_steps import RootSteps
 from acert.experiments.paper.standing import Standing
 from acert.methods import Acert
 from acert.report import figures
@@ -105,7 +106,9 @@ def figure_names(known: Standings) -> list[str]:
 def figure_numbers(known: Standings, name: str) -> dict[str, Any]:
     """What a figure shows, by row and seed, rounded; empty where there is nothing to draw."""
     numbers: dict[str, Any] = {}
-    for one in _rows(known, name):
+    rows = _rows(known, name)
+    counted = _counted_steps(rows)
+    for one in rows:
         for record in one.records:
             proven = record.certificates
             key = f"{one.row.id}, seed {record.seed}"
@@ -119,8 +122,8 @@ def figure_numbers(known: Standings, name: str) -> dict[str, Any]:
                 numbers[key] = [round(proven.accuracy, 4), round(proven.acr, 4)]
             if name.startswith("figure2"):
                 numbers[key].append(round(1e3 * (record.step_seconds or 0.0), 2))
-                if record.root_steps is not None:
-                    numbers[key].append([list(pair) for pair in record.root_steps.arrived])
+                if record.root_steps is not None and record.root_steps is counted:
+                    numbers[key].append([list(pair) for pair in counted.arrived])
     return numbers
 
 
@@ -252,9 +255,9 @@ def _root_step_figure(rows: Sequence[Standing]) -> Figure:
             else:
                 scores.plot([at] * len(arts), arts, label=label, alpha=0.6, **style)  # every seed
                 times.plot([at], [1e3 * (step or 0)], **style)
-        counted = [r.root_steps for one in rows for r in one.records if r.root_steps is not None]
-        if counted:
-            steps, counts = zip(*counted[0].arrived, strict=True)
+        counted = _counted_steps(rows)
+        if counted is not None:
+            steps, counts = zip(*counted.arrived, strict=True)
             shares = [100 * count / sum(counts) for count in counts]
             histogram.bar(steps, shares, color=look("ACERT", []).light)
         scores.set(xlabel="Root steps", ylabel="ART (%)")
@@ -268,6 +271,13 @@ def _root_step_figure(rows: Sequence[Standing]) -> Figure:
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.set_xlim(-0.5, axes.get_xlim()[1] + 0.5)
     return figure
+
+
+def _counted_steps(rows: Sequence[Standing]) -> RootSteps | None:
+    """The histogram of the recipe's own run, as in the table of root steps on the page."""
+    plain = [record for one in rows if not one.row.training.changes for record in one.records]
+    counted = [record.root_steps for record in plain if record.root_steps is not None]
+    return next((one for one in counted if one.arrived), None)
 
 
 def _root_steps_of(one: Standing) -> int | None:

@@ -82,16 +82,17 @@ class Record:
         return None if seconds is None else float(seconds) / 60
 
     @property
-    def epoch_seconds(self) -> float | None:
+    def epoch_seconds(self) -> float:
         """Median time of an epoch; the first, which compiles, is left out where there are more."""
         seconds = sorted(float(row["seconds"]) for row in self.metrics[1:] or self.metrics)
-        return seconds[len(seconds) // 2] if seconds else None
+        return seconds[len(seconds) // 2]
 
     @property
     def step_seconds(self) -> float | None:
         """Time of a training step, from the median epoch; None where the GPU was shared."""
-        epoch = None if self.shared else self.epoch_seconds
-        return None if epoch is None else epoch * len(self.metrics) / self.metrics[-1]["step"]
+        if self.shared:
+            return None
+        return self.epoch_seconds * len(self.metrics) / float(self.metrics[-1]["step"])
 
 
 def publish(run: Path, results: Path, *, name: str | None = None) -> Path:
@@ -147,6 +148,7 @@ def read_record(folder: Path) -> Record:
         root_steps=_read_root_steps(folder),
     )
     _check_certificates(record)
+    _check_epochs(record)
     _check_times(record)
     return record
 
@@ -201,11 +203,25 @@ def _check_certificates(record: Record) -> None:
         raise RunError(f"{path} is damaged: {error}") from error
 
 
+def _check_epochs(record: Record) -> None:
+    """Refuses the figures of a run that was not trained to its end."""
+    epochs = [row.get("epoch") for row in record.metrics]
+    if epochs != [*range(1, record.epochs + 1)]:
+        raise RunError(
+            f"{record.folder / records.METRICS} is damaged: it must hold every epoch from 1 to "
+            f"{record.epochs} once; got {len(epochs)} rows"
+        )
+
+
 def _check_times(record: Record) -> None:
     """Refuses rows without times and steps, and times that are no numbers."""
     path = record.folder / records.METRICS
     try:
-        _ = record.step_seconds, [float(row["seconds"]) for row in record.metrics]
+        _ = (
+            record.step_seconds,
+            record.epoch_seconds,
+            [float(row["seconds"]) for row in record.metrics],
+        )
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     for name in ("seconds", "certification_seconds"):

@@ -130,9 +130,7 @@ def seconds_needed(
     similar = [
         record
         for record in found
-        if record.experiment.dataset == job.row.dataset
-        and record.hardware == hardware
-        and record.epoch_seconds is not None
+        if record.experiment.dataset == job.row.dataset and record.hardware == hardware
     ]
     cost = _cost(job.experiment)
     similar.sort(key=lambda record: abs(math.log(_cost(record.experiment) / cost)))
@@ -147,7 +145,7 @@ def seconds_needed(
         return left * seconds[len(seconds) // 2] + _start_up(rows) + certification
     if not similar:
         return None
-    per_epoch = (similar[0].epoch_seconds or 0.0) * cost / _cost(similar[0].experiment)
+    per_epoch = similar[0].epoch_seconds * cost / _cost(similar[0].experiment)
     return left * per_epoch + _start_up(similar[0].metrics) + certification
 
 

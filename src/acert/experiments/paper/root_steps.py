@@ -27,7 +27,7 @@ _SOLVER = Brent(xtol=1e-6, rtol=1e-4)
 class RootSteps:
     """Steps of Brent's method to its tolerance, as (steps, samples) in rising order.
 
-    `arrived` counts up to the first point within the tolerance of the root, as the paper does;
+    `arrived` counts up to the first point within the tolerance of the root, as the paper seems to;
     `proven` up to where both ends of the bracket are. Samples that need no root are counted
     apart: those that are classified wrongly, and those certified to max_radius.
     """
