@@ -6,8 +6,8 @@ Trains each method at three shares `kappa` of standard loss, one run a core, and
 test set. Prints accuracy, ACR and ART with the certified accuracy at a third of the largest
 radius, and writes digits.png. Runs that are finished already are not trained again.
 
-One seed shows how the tool is used; differences of a point or two are then chance. The picture of
-the README has `--seeds 3`.
+One seed shows how the tool is used; differences of a point or two are then chance.
+docs/digits.png has `--seeds 3`.
 """
 
 from __future__ import annotations
