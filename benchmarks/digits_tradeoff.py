@@ -1,4 +1,4 @@
-"""README's digits picture from a committed record, and the record from finished runs.
+"""The picture of digits from a committed record, and the record from finished runs.
 
 python examples/digits.py --seeds 3 --out demo     # trains, certifies
 python benchmarks/digits_tradeoff.py demo/runs     # collects the runs into the record
