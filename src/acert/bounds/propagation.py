@@ -112,7 +112,7 @@ def clean_pass(
         check_model(model, images)
     recorder = _Recorder(part, quick=quick)
     with recorder:
-        logits = model(images)
+        logits = model(images.clone())  # one that works in place is not to change the batch
     return logits, tuple(recorder.statistics)
 
 
@@ -244,7 +244,7 @@ def evaluation_logits(model: nn.Module, images: Tensor, *, fixed: bool = False) 
     if fixed:
         tensors |= fixed_parameters(model)
     with _Evaluation():
-        logits: Tensor = called_with(model, tensors, images)
+        logits: Tensor = called_with(model, tensors, images.clone())
     return logits
 
 
