@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.interval import Interval, intervals_in, refuse
+from acert.bounds.interval import Interval, constant, intervals_in, refuse
 from acert.bounds.table import Function, rule
 
 
@@ -86,9 +86,11 @@ for _split in (
 
 def _join(function: Callable[..., Tensor]) -> Any:
     def join(tensors: Sequence[Interval | Tensor], dim: int = 0, **kwargs: Any) -> Interval:
+        if isinstance(tensors, Interval):  # PyTorch does not take it apart either
+            refuse(function, "it must be given a list or tuple of tensors; got one")
         first = next(intervals_in(tuple(tensors)))
         ends = [
-            part.ends() if isinstance(part, Interval) else (part.to(first.dtype),) * 2
+            part.ends() if isinstance(part, Interval) else (constant(part, first),) * 2
             for part in tensors
         ]
         dim = kwargs.get("axis", dim)
