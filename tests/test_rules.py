@@ -489,7 +489,7 @@ def test_elision_sees_the_rounding_of_a_registered_rule(table):
 
 
 def test_elision_does_not_take_a_registered_rule_for_its_linear_layer(table):
-    """Twice the least and once the greatest element: both in the hull, but not at one point of it."""
+    """Twice the least and once the greatest element: both in the hull, but not at one point."""
 
     def rule(box):
         hull = Interval(box.lower.amin(1, keepdim=True), box.upper.amax(1, keepdim=True))

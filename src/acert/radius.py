@@ -10,7 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from acert.arithmetic import ARITHMETICS, ieee_arithmetic, quick_arithmetic, quick_error
+from acert.arithmetic import (
+    ARITHMETICS,
+    check_float64,
+    ieee_arithmetic,
+    quick_arithmetic,
+    quick_error,
+)
 from acert.bounds.checks import (
     Domain,
     check_batch_size,
@@ -276,6 +282,8 @@ def _check(
     if arithmetic not in ARITHMETICS:
         raise InvalidInput(f"`arithmetic` must be one of {sorted(ARITHMETICS)}; got {arithmetic!r}")
     check_batch_size(batch_size)
+    if ARITHMETICS[arithmetic] is not None:
+        check_float64()
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         other = parameter.is_floating_point() and parameter.dtype != torch.float32
         if arithmetic == "float32" and other:
