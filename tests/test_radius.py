@@ -736,6 +736,28 @@ def test_a_model_that_is_another_one_for_intervals_is_refused(function):
         acert.certified_radius(Forward(function), torch.rand(8, 6), max_radius=0.1)
 
 
+class Counting(nn.Module):
+    """Grows with every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.head(x * self.calls)
+
+
+def test_a_model_that_changes_from_call_to_call_is_refused_and_left_as_it_was():
+    model = Counting()
+    calls = model.calls
+    with pytest.raises(acert.UnsupportedOperation, match="computes something else of images"):
+        acert.certified_radius(model, torch.rand(8, 6), max_radius=0.1)
+    assert model.calls is calls
+    assert calls == 0
+
+
 def test_constants_of_numpy_on_either_side():
     numpy = pytest.importorskip("numpy")
     images = torch.rand(5, 6)

@@ -34,9 +34,8 @@ def check_same_network(model: nn.Module, images: Tensor) -> None:
     zero = torch.zeros(len(images), dtype=torch.float64, device=images.device)
     output = propagate(model, box(images.double(), zero, None, rounding=rounding))
     check_logits(output, None, len(images))
-    for count in {1, len(images)}:
-        logits = _answer(model, images[:count])
-        lower, upper = (end[:count] for end in output.ends())
+    for logits in _answers(model, images, sorted({1, len(images)})):
+        lower, upper = (end[: len(logits)] for end in output.ends())
         if bool(((logits < lower) | (logits > upper)).any()):
             raise UnsupportedOperation(
                 "the model computes something else of images than of intervals around them, or of "
@@ -45,17 +44,16 @@ def check_same_network(model: nn.Module, images: Tensor) -> None:
             )
 
 
-def _answer(model: nn.Module, images: Tensor) -> Tensor:
-    """What the model itself computes of the images, which are left as they were, as it is.
+def _answers(model: nn.Module, images: Tensor, counts: list[int]) -> list[Tensor]:
+    """What the model itself computes of the first images, call after call; nothing is changed.
 
     With its own buffers, not with copies as a bound pass has: what it writes to one of them may be
     read elsewhere, through a view that no copy has.
     """
     buffers, before = own_buffers(model), copied_buffers(model)
     try:
-        logits: Tensor = called_with(model, buffers, images.clone())
+        return [called_with(model, buffers, images[:count].clone()) for count in counts]
     finally:
         for name, buffer in buffers.items():
             if not torch.equal(buffer, before[name]):
                 buffer.copy_(before[name])
-    return logits
