@@ -114,6 +114,14 @@ def test_softplus_drops_where_its_threshold_is_passed(rounding, threshold):
     assert contains(bounds, F.softplus(behind, threshold=threshold))
 
 
+@pytest.mark.parametrize("alpha", [1.0, 0.3, -5.0])
+def test_elu_may_subtract_one_from_an_exponential(alpha):
+    """As onnxruntime does in float32: off by half an ulp of 1, however small the result is."""
+    values = -torch.logspace(-12, 1, 1000).reshape(-1, 1)
+    computed = alpha * (values.exp() - 1)
+    assert contains(safe_bounds(lambda x: F.elu(x, alpha), values, FLOAT32), computed)
+
+
 # -- sums of products ---------------------------------------------------------------------
 
 
