@@ -478,6 +478,17 @@ def test_a_rule_that_returns_what_it_was_given_is_widened_too(table, rule):
     assert box.upper.tolist() == [[2.0, 2.0]]
 
 
+def test_what_comes_behind_inplace_by_place_reaches_the_rule(table):
+    def scaled(x, inplace=False, factor=1.0):
+        return x * factor
+
+    acert.register_rule(scaled, lambda box, factor=1.0: box * factor, ulps=2)
+    box = Interval(torch.zeros(1, 2), torch.ones(1, 2))
+    found = Interval.__torch_function__(scaled, (), (box, True, 3.0))
+    assert found is box
+    assert found.upper.tolist() == [[3.0, 3.0]]
+
+
 def test_elision_sees_the_rounding_of_a_registered_rule(table):
     """A rule that ends in a linear layer does not lend its own errors to that layer."""
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]])

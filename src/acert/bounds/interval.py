@@ -352,8 +352,9 @@ class Interval:
         if not entry.mixed and not (len(inputs) == 1 and inputs[0] is first):
             refuse(func, "only its first argument may depend on the model's input")
         overwrite = kwargs.pop("inplace", False) or entry.inplace
-        if entry.inplace_at is not None and len(args) > entry.inplace_at:
-            overwrite, args = args[entry.inplace_at], args[: entry.inplace_at]
+        at = entry.inplace_at
+        if at is not None and len(args) > at:
+            overwrite, args = args[at], (*args[:at], *args[at + 1 :])
         result = entry.rule(*args, **kwargs)
         if entry.ulps and any(result is interval for interval in inputs):
             result = copied(result)  # bounds as they were, but still to be widened
