@@ -736,6 +736,20 @@ def test_a_model_that_is_another_one_for_intervals_is_refused(function):
         acert.certified_radius(Forward(function), torch.rand(8, 6), max_radius=0.1)
 
 
+@pytest.mark.parametrize(("dtype", "max_radius"), [(torch.float32, 1e40), (torch.float16, 1e6)])
+def test_the_largest_radius_may_be_beyond_the_images_precision(dtype, max_radius):
+    model = nn.Linear(1, 2).requires_grad_(False)
+    model.weight.copy_(torch.tensor([[1.0], [0.0]]))
+    model.bias.copy_(torch.tensor([0.0, max_radius / 1e5]))
+    image = torch.zeros(1, 1, dtype=dtype)
+    result = acert.certified_radius(model, image, max_radius=max_radius, domain=None)
+    assert result.value.item() == pytest.approx(model.bias[1].item(), rel=1e-4)
+    assert result.value.item() < model.bias[1].item()
+    model.weight.zero_()
+    result = acert.certified_radius(model, image, max_radius=max_radius, domain=None)
+    assert result.value.item() == max_radius
+
+
 class Counting(nn.Module):
     """Grows with every call."""
 

@@ -218,11 +218,11 @@ def _certify(
     steps = torch.zeros_like(value, dtype=torch.int32)
     if len(candidates):
         zero = images.new_zeros(len(candidates))
+        # The guess is sought in the images' own precision, which may not reach so far.
+        top = torch.full_like(zero, min(max_radius, torch.finfo(zero.dtype).max))
         rough = replace(solver, rtol=max(solver.rtol, quick_error(images.device)))
         with quick_arithmetic("tf32"):
-            guess = rough.solve(
-                plain, zero, torch.full_like(zero, max_radius), indexed=True
-            ).estimate
+            guess = rough.solve(plain, zero, top, indexed=True).estimate
         if rough.rtol > solver.rtol:
             with quick_arithmetic("ieee"):
                 guess = finer(guess, plain, max_radius, error=rough.rtol)
