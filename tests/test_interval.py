@@ -301,6 +301,18 @@ def test_compiled_alias_of_a_tensor_added_in_place():
     torch.testing.assert_close(compiled, eager)
 
 
+def test_a_compiled_model_is_bounded_as_it_was_written():
+    """However it was compiled: whole, and with no more than one graph of one shape allowed."""
+    torch._dynamo.reset()
+    model = Apply(added_tensor, torch.ones(2))
+    eager = propagate(model, box()).ends()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        compiled(torch.rand(5, 2))
+        torch.testing.assert_close(propagate(compiled, box()).ends(), eager, rtol=0, atol=0)
+    assert not torch.equal(eager[0], box().lower)
+
+
 # -- what torch.compile hands over ----------------------------------------------------------
 
 

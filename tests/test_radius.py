@@ -724,6 +724,42 @@ def test_a_model_that_is_another_one_for_intervals_is_refused(function):
         acert.certified_radius(Forward(function), torch.rand(8, 6), max_radius=0.1)
 
 
+@pytest.mark.parametrize(("dtype", "max_radius"), [(torch.float32, 1e40), (torch.float16, 1e6)])
+def test_the_largest_radius_may_be_beyond_the_images_precision(dtype, max_radius):
+    model = nn.Linear(1, 2).requires_grad_(False)
+    model.weight.copy_(torch.tensor([[1.0], [0.0]]))
+    model.bias.copy_(torch.tensor([0.0, max_radius / 1e5]))
+    image = torch.zeros(1, 1, dtype=dtype)
+    result = acert.certified_radius(model, image, max_radius=max_radius, domain=None)
+    assert result.value.item() == pytest.approx(model.bias[1].item(), rel=1e-4)
+    assert result.value.item() < model.bias[1].item()
+    model.weight.zero_()
+    result = acert.certified_radius(model, image, max_radius=max_radius, domain=None)
+    assert result.value.item() == max_radius
+
+
+class Counting(nn.Module):
+    """Grows with every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.head(x * self.calls)
+
+
+def test_a_model_that_changes_from_call_to_call_is_refused_and_left_as_it_was():
+    model = Counting()
+    calls = model.calls
+    with pytest.raises(acert.UnsupportedOperation, match="computes something else of images"):
+        acert.certified_radius(model, torch.rand(8, 6), max_radius=0.1)
+    assert model.calls is calls
+    assert calls == 0
+
+
 def test_constants_of_numpy_on_either_side():
     numpy = pytest.importorskip("numpy")
     images = torch.rand(5, 6)

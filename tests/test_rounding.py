@@ -114,6 +114,34 @@ def test_softplus_drops_where_its_threshold_is_passed(rounding, threshold):
     assert contains(bounds, F.softplus(behind, threshold=threshold))
 
 
+@pytest.mark.parametrize("number", [2**24 + 1, 0.1, 1e-42])
+def test_a_constant_that_is_joined_is_rounded_by_the_network(number):
+    """A whole number at once, and one of float64 where it is cast with the rest."""
+
+    def function(x):
+        column = torch.full((len(x), 1), number, dtype=None if number > 1 else torch.float64)
+        return torch.cat([x, column], 1).float()
+
+    values = spread_values(torch.float32)
+    assert contains(safe_bounds(function, values, FLOAT32), function(values))
+
+
+def test_a_constant_that_the_network_cannot_hold_is_not_bounded():
+    bounds = safe_bounds(
+        lambda x: torch.cat([x, torch.tensor([[1e39]], dtype=torch.float64)], 1).float(),
+        torch.ones(1, 1), FLOAT32,
+    )  # fmt: skip
+    assert bounds.upper.isnan().tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.3, -5.0])
+def test_elu_may_subtract_one_from_an_exponential(alpha):
+    """As onnxruntime does in float32: off by half an ulp of 1, however small the result is."""
+    values = -torch.logspace(-12, 1, 1000).reshape(-1, 1)
+    computed = alpha * (values.exp() - 1)
+    assert contains(safe_bounds(lambda x: F.elu(x, alpha), values, FLOAT32), computed)
+
+
 # -- sums of products ---------------------------------------------------------------------
 
 

@@ -340,6 +340,11 @@ ONLY_FIRST = "only its first argument may depend on the model's input"
         ("nn.MaxPool1d(2, return_indices=True)",
          "torch.nn.functional.max_pool1d: `return_indices` must be False: "
          "the indices are not certain"),
+        ("(x * 1j).abs()", "a complex constant: bounds are of real numbers"),
+        ("x + torch.tensor(1j)", "a complex constant: bounds are of real numbers"),
+        ("torch.cat([x, 1j * torch.ones(2, 3, 4)])",
+         "a complex constant: bounds are of real numbers"),
+        ("torch.cat(x, 1)", "torch.cat: it must be given a list or tuple of tensors; got one"),
         ("1 / x", "torch.div: only division by a constant has a rule"),
         ("x / x", "torch.div: only division by a constant has a rule"),
         ("torch.div(x, 2, rounding_mode='floor')",
@@ -462,6 +467,28 @@ def test_a_registered_rule_is_widened_by_its_ulps(table):
     assert bool((widened <= 1020 * 9.0 * 2.0**-23).all())
 
 
+@pytest.mark.parametrize("rule", [lambda box, _: box, lambda _, box: box])
+def test_a_rule_that_returns_what_it_was_given_is_widened_too(table, rule):
+    acert.register_rule(torch.maximum, rule, ulps=1000)
+    ones = torch.ones(1, 2, dtype=torch.float64)
+    box = Interval(ones, 2 * ones).within(BoundPass(FLOAT32, record=True))
+    bounds = torch.maximum(box, box)
+    assert bool((bounds.upper >= 2 + 1000 * 2 * 2.0**-23).all())
+    assert bounds.source is not None
+    assert box.upper.tolist() == [[2.0, 2.0]]
+
+
+def test_what_comes_behind_inplace_by_place_reaches_the_rule(table):
+    def scaled(x, inplace=False, factor=1.0):
+        return x * factor
+
+    acert.register_rule(scaled, lambda box, factor=1.0: box * factor, ulps=2)
+    box = Interval(torch.zeros(1, 2), torch.ones(1, 2))
+    found = Interval.__torch_function__(scaled, (), (box, True, 3.0))
+    assert found is box
+    assert found.upper.tolist() == [[3.0, 3.0]]
+
+
 def test_elision_sees_the_rounding_of_a_registered_rule(table):
     """A rule that ends in a linear layer does not lend its own errors to that layer."""
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -470,6 +497,21 @@ def test_elision_sees_the_rounding_of_a_registered_rule(table):
     radius = torch.tensor([0.1], dtype=torch.float64)
     with pytest.raises(acert.UnsupportedOperation, match=r"the last one was .*mish"):
         proven_margin(nn.Mish(), image, label, radius, rounding=FLOAT32)
+
+
+def test_elision_does_not_take_a_registered_rule_for_its_linear_layer(table):
+    """Twice the least and once the greatest element: both in the hull, but not at one point."""
+
+    def rule(box):
+        hull = Interval(box.lower.amin(1, keepdim=True), box.upper.amax(1, keepdim=True))
+        return F.linear(hull, torch.tensor([[2.0], [1.0]]))
+
+    acert.register_rule(F.mish, rule, ulps=4)
+    image, label = torch.full((1, 4), 0.5), torch.tensor([0])
+    with pytest.raises(acert.UnsupportedOperation, match=r"the last one was .*mish"):
+        acert.certified_margin(nn.Mish(), image, label, 0.3)
+    # Least 0.25 and greatest 0.75 are inside, and give another class: 0.5 and 0.75.
+    assert acert.certified_margin(nn.Mish(), image, label, 0.25, elide=False) >= 0.25
 
 
 def test_a_registered_rule_that_bounds_another_function_is_noticed(table):

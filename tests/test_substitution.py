@@ -75,3 +75,54 @@ def test_sabr_trains_a_module_with_two_names():
     acert.train(model, (IMAGES, LABELS), method=Sabr(), **words)
     assert model.first.weight is model.second.weight
     assert not torch.equal(model.first.weight, before)
+
+
+class Scaled(nn.Module):
+    """Two scales, one after the other, through a buffer that it shares with its part."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+        self.part, self.head = part(self.scale), nn.Linear(3, 3)
+
+    def forward(self, x):
+        self.scale.fill_(0.1)
+        small = self.part(x)
+        self.scale.fill_(3.0)
+        return self.head(small - self.part(x))
+
+
+class Times(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.register_buffer("scale", scale)
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class TimesView(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale[:1]
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def test_a_shared_buffer_is_shared_by_its_copies():
+    torch.manual_seed(0)
+    model = Scaled(Times)
+    found = acert.interval_bounds(model, IMAGES - 0.1, IMAGES + 0.1)
+    assert model.scale == 1  # a bound pass writes to copies
+    box = acert.Interval(IMAGES - 0.1, IMAGES + 0.1)
+    expected = model.head(0.1 * box - 3.0 * box)
+    torch.testing.assert_close(found.lower, expected.lower)
+    torch.testing.assert_close(found.upper, expected.upper)
+
+
+def test_a_buffer_that_is_read_through_a_view_is_refused():
+    model = Scaled(TimesView)
+    with pytest.raises(acert.UnsupportedOperation, match="computes something else of images"):
+        acert.certified_radius(model, IMAGES, max_radius=0.1)
+    assert model.scale == model.part.scale == 1

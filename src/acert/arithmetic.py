@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from acert.bounds.rounding import ROUNDINGS, Rounding
+from acert.bounds.rounding import OWN_UNIT, ROUNDINGS, Rounding
+from acert.errors import InvalidInput
 from acert.precision import float32_products
 
-__all__ = ["ARITHMETICS", "QUICK_ERROR", "ieee_arithmetic", "quick_arithmetic"]
+__all__ = [
+    "ARITHMETICS", "QUICK_ERROR", "check_float64", "ieee_arithmetic", "quick_arithmetic",
+]  # fmt: skip
 
 ARITHMETICS: dict[str, Rounding | None] = {**ROUNDINGS, "nearest": None}
 
 # Relative error of a radius found in TF32. In float32 more digits could be had, at a higher price
 # than that of the secant which comes next.
 QUICK_ERROR = 1e-3
+
+
+def check_float64() -> None:
+    """Refuses to prove anything where float64 itself was changed for this thread.
+
+    Float32 weights below 1e-38 would become 0 on their way to float64, and directed rounding errs
+    twice as much as our bounds allow for.
+    """
+    if sys.float_info.min / 2 == 0:
+        raise InvalidInput("`torch.set_flush_denormal` must be False for a proof; got True")
+    half = OWN_UNIT / 2
+    if 1 + half != 1 or 1 - half / 2 != 1:
+        raise InvalidInput("float64 must be rounded to nearest for a proof; got directed rounding")
 
 
 @contextmanager

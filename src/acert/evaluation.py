@@ -162,7 +162,7 @@ def evaluate(
                 output = propagate(model, box(images[index], radius, domain))
                 return margin(worst_case(output, labels[index]), labels[index])
 
-            at_zero = margin(model(images), labels)
+            at_zero = margin(model(images.clone()), labels)  # it may work in place
             zero = torch.zeros_like(at_zero)
             top = torch.full_like(zero, max_radius)
             root = _QUICK.solve(margin_at, zero, top, f_lower=at_zero, indexed=True)

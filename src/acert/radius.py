@@ -10,7 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from acert.arithmetic import ARITHMETICS, QUICK_ERROR, ieee_arithmetic, quick_arithmetic
+from acert.arithmetic import (
+    ARITHMETICS,
+    QUICK_ERROR,
+    check_float64,
+    ieee_arithmetic,
+    quick_arithmetic,
+)
 from acert.bounds.checks import (
     Domain,
     check_batch_size,
@@ -212,14 +218,14 @@ def _certify(
     steps = torch.zeros_like(value, dtype=torch.int32)
     if len(candidates):
         zero, slope = images.new_zeros(len(candidates)), None
+        # The guess is sought in the images' own precision, which may not reach so far.
+        top = min(max_radius, torch.finfo(zero.dtype).max)
         rough = replace(solver, rtol=max(solver.rtol, QUICK_ERROR))
         with quick_arithmetic("tf32"):
-            guess = rough.solve(
-                plain, zero, torch.full_like(zero, max_radius), indexed=True
-            ).estimate
+            guess = rough.solve(plain, zero, torch.full_like(zero, top), indexed=True).estimate
         if rough.rtol > solver.rtol:
             with quick_arithmetic("ieee"):
-                guess, slope = finer(guess, plain, max_radius, error=rough.rtol)
+                guess, slope = finer(guess, plain, top, error=rough.rtol)
         # Clamped, because `max_radius` may have been rounded up to the images' precision.
         guess = guess.double().clamp(max=max_radius)
         root = prove(guess, proven, max_radius, solver, slope=slope)
@@ -276,6 +282,8 @@ def _check(
     if arithmetic not in ARITHMETICS:
         raise InvalidInput(f"`arithmetic` must be one of {sorted(ARITHMETICS)}; got {arithmetic!r}")
     check_batch_size(batch_size)
+    if ARITHMETICS[arithmetic] is not None:
+        check_float64()
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         other = parameter.is_floating_point() and parameter.dtype != torch.float32
         if arithmetic == "float32" and other:

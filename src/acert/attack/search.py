@@ -253,7 +253,8 @@ class _Search:
         return torch.cat(parts)
 
     def _output(self, points: Tensor) -> Tensor:
-        logits: Tensor = called_with(self.model, self.tensors, points)
+        # A copy, because the model may work in place, which a leaf does not let it.
+        logits: Tensor = called_with(self.model, self.tensors, points.clone())
         return logits
 
 

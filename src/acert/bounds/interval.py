@@ -359,9 +359,12 @@ class Interval:
         if not entry.mixed and not (len(inputs) == 1 and inputs[0] is first):
             refuse(func, "only its first argument may depend on the model's input")
         overwrite = kwargs.pop("inplace", False) or entry.inplace
-        if entry.inplace_at is not None and len(args) > entry.inplace_at:
-            overwrite, args = args[entry.inplace_at], args[: entry.inplace_at]
+        at = entry.inplace_at
+        if at is not None and len(args) > at:
+            overwrite, args = args[at], (*args[:at], *args[at + 1 :])
         result = entry.rule(*args, **kwargs)
+        if entry.ulps and any(result is interval for interval in inputs):
+            result = copied(result)  # bounds as they were, but still to be widened
         outputs = result if isinstance(result, tuple) else (result,)
         for output in outputs:
             if not isinstance(output, Interval):
@@ -389,6 +392,10 @@ class Interval:
         if entry.view:
             object.__setattr__(self, "_memory", inputs[0]._memory)
             object.__setattr__(self, "_version", inputs[0]._version)
+        if entry.ulps is not None:
+            # A rule that ends in a linear layer bounds each result by it; elision would take the
+            # operation for that layer, and would not see the widening.
+            object.__setattr__(self, "_affine", None)
         if entry.ulps and self.rounding is not None:
             radius = self.radius
             magnitude = self.magnitude
@@ -404,7 +411,6 @@ class Interval:
             )
             object.__setattr__(self, "_lower", None)
             object.__setattr__(self, "_upper", None)
-            object.__setattr__(self, "_affine", None)  # elision would not see the widening
         if self._pass.record:
             source = self._pass.noted(func, entry, copied(args), copied([*kwargs.items()]))
             object.__setattr__(self, "_source", source)
@@ -522,7 +528,10 @@ def constant(value: Tensor | float, like: Tensor | Interval) -> Tensor:
     """A constant in the type and on the device of `like`; a number gets there without a sync."""
     if isinstance(value, (int, float)):
         return torch.full((), value, dtype=like.dtype, device=like.device)
-    return torch.as_tensor(value).to(like.device, like.dtype)  # arrays and numbers of numpy too
+    value = torch.as_tensor(value)  # arrays and numbers of numpy too
+    if value.is_complex():
+        refuse("a complex constant", "bounds are of real numbers")
+    return value.to(like.device, like.dtype)
 
 
 def operation_name(function: Function) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -57,7 +59,8 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
             return _call(model, buffers, box)
     check_unwrapped(model)
     try:
-        output = _call(model, buffers, box)
+        with _as_written():
+            output = _call(model, buffers, box)
     except (UnsupportedOperation, TypeError, AttributeError) as error:
         if not isinstance(error, UnsupportedOperation) and "Interval" not in str(error):
             raise
@@ -79,6 +82,16 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
             f"{len(bound_pass.statistics or ())} entries, used {bound_pass.used_statistics}"
         )
     return output
+
+
+def _as_written() -> AbstractContextManager[object]:
+    """Parts of a model that were compiled by themselves are run as they were written.
+
+    To compile them for intervals would come to nothing, and to an end after a few shapes.
+    """
+    # Nothing was compiled before the compiler was loaded, which takes a second.
+    loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
 
 
 class _Everywhere(TorchFunctionMode):
@@ -114,7 +127,7 @@ def clean_pass(
             raise InvalidInput(f"`images` must be a tensor; got {type(images).__name__}")
     recorder = _Recorder(part, quick=quick)
     with recorder:
-        logits = model(images)
+        logits = model(images.clone())  # one that works in place is not to change the batch
     return logits, tuple(recorder.statistics)
 
 
@@ -246,7 +259,7 @@ def evaluation_logits(model: nn.Module, images: Tensor, *, fixed: bool = False) 
     if fixed:
         tensors |= fixed_parameters(model)
     with _Evaluation():
-        logits: Tensor = called_with(model, tensors, images)
+        logits: Tensor = called_with(model, tensors, images.clone())
     return logits
 
 

@@ -9,7 +9,7 @@ from acert.bounds.checks import check_logits, check_unwrapped
 from acert.bounds.margin import box
 from acert.bounds.propagation import propagate
 from acert.bounds.rounding import Rounding
-from acert.bounds.substitution import called_with, copied_buffers
+from acert.bounds.substitution import called_with, copied_buffers, own_buffers
 from acert.errors import InvalidInput, UnsupportedOperation
 
 __all__ = ["check_same_network"]
@@ -34,13 +34,26 @@ def check_same_network(model: nn.Module, images: Tensor) -> None:
     zero = torch.zeros(len(images), dtype=torch.float64, device=images.device)
     output = propagate(model, box(images.double(), zero, None, rounding=rounding))
     check_logits(output, None, len(images))
-    buffers = copied_buffers(model)
-    for count in {1, len(images)}:
-        logits = called_with(model, buffers, images[:count])
-        lower, upper = (end[:count] for end in output.ends())
+    for logits in _answers(model, images, sorted({1, len(images)})):
+        lower, upper = (end[: len(logits)] for end in output.ends())
         if bool(((logits < lower) | (logits > upper)).any()):
             raise UnsupportedOperation(
                 "the model computes something else of images than of intervals around them, or of "
                 "one image than of several: its forward must not ask for the type of its input, "
                 "draw at random or mix the samples of a batch; or a registered rule is wrong"
             )
+
+
+def _answers(model: nn.Module, images: Tensor, counts: list[int]) -> list[Tensor]:
+    """What the model itself computes of the first images, call after call; nothing is changed.
+
+    With its own buffers, not with copies as a bound pass has: what it writes to one of them may be
+    read elsewhere, through a view that no copy has.
+    """
+    buffers, before = own_buffers(model), copied_buffers(model)
+    try:
+        return [called_with(model, buffers, images[:count].clone()) for count in counts]
+    finally:
+        for name, buffer in buffers.items():
+            if not torch.equal(buffer, before[name]):
+                buffer.copy_(before[name])

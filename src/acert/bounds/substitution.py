@@ -38,8 +38,13 @@ def fixed_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all buffers by name, for `called_with`: models count batches and the like there."""
-    return {name: buffer.clone() for name, buffer in own_buffers(model).items()}
+    """Copies of all buffers by name, for `called_with`: models count batches and the like there.
+
+    A buffer that two modules share is one copy: what one of them writes, the other reads.
+    """
+    buffers = own_buffers(model)
+    copies = {buffer: buffer.clone() for buffer in buffers.values()}
+    return {name: copies[buffer] for name, buffer in buffers.items()}
 
 
 def called_with(model: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> Any:

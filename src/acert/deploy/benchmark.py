@@ -64,7 +64,7 @@ def write_benchmark(
     if table.exists():
         raise RunError(f"{folder} holds a benchmark already: choose another folder")
     with torch.no_grad(), ieee_arithmetic(images.device):
-        logits = model(images)
+        logits = model(images.clone())  # it may work in place
     # A tie is a counterexample at the image itself.
     right = (margin(logits, labels) < 0).tolist()
     write_plain(model, images, folder / "onnx" / f"{name}.onnx", batch=1, record=record)

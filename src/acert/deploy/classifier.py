@@ -79,7 +79,7 @@ class CertifiedClassifier(nn.Module):
             raise InvalidInput(f"`images` must be float32; got {images.dtype}")
         if self.training:
             raise InvalidInput("a certified classifier must be in evaluation mode (`eval()`)")
-        logits = self.model(images)
+        logits = self.model(images.clone())  # it may work in place
         prediction = logits.argmax(1)
         usable = self._inside(images) & logits.isfinite().all(1)
         usable = usable & (margin(logits.detach(), prediction) < 0)

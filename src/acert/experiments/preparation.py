@@ -186,7 +186,7 @@ def check_fit(model: nn.Module, dataset: Dataset, settings: Settings, *, exact: 
     images, labels = to_float(dataset.train.images[:2]), dataset.train.labels[:2]
     with evaluation_mode(model), torch.no_grad():
         try:
-            logits = model(images)
+            logits = model(images.clone())  # these may be the data themselves
         except AcertError:
             raise
         # Everything: what a module raises for a wrong shape is its own affair.

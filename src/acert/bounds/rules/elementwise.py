@@ -104,7 +104,8 @@ def elu(input: Interval, alpha: float = 1.0) -> Interval:
         return F.elu(x, alpha)
 
     output = increasing(input, function) if alpha >= 0 else valley(input, function, 0.0)
-    return _steep(output, input, slope=alpha)
+    # Some kernels subtract 1 from exp(x), onnxruntime's for one: that 1 is a magnitude met.
+    return _steep(output, input, slope=alpha, at_least=abs(alpha))
 
 
 def _settled(
@@ -123,13 +124,16 @@ def _settled(
     return Interval.ball(center, rounding.widen(radius, magnitude, ulps=ulps))
 
 
-def _steep(output: Interval, input: Interval, *, slope: float) -> Interval:
-    """Adds the rounding of a function that is as steep as `slope` below zero."""
+def _steep(output: Interval, input: Interval, *, slope: float, at_least: float = 0.0) -> Interval:
+    """Adds the rounding of a function that is as steep as `slope` below zero.
+
+    It meets magnitudes of `at_least` on the way.
+    """
     rounding = input.rounding
     if rounding is None:
         return output
     output.within(input.bound_pass)
-    magnitude = torch.maximum(input.magnitude, output.magnitude)
+    magnitude = torch.maximum(input.magnitude, output.magnitude).clamp(min=at_least)
     center, radius = output.as_ball()
     return Interval.ball(
         center, rounding.widen(radius, magnitude, ulps=4, gain=max(1.0, abs(slope)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.interval import Interval, intervals_in, refuse
+from acert.bounds.interval import Interval, constant, intervals_in, refuse
 from acert.bounds.table import Function, rule
 
 
@@ -84,11 +85,24 @@ for _split in (
     rule(_split, ulps=0, view=True)(_parts(_split))
 
 
+def _held(value: Tensor, like: Interval) -> tuple[Tensor, Tensor]:
+    """Both ends of a constant that the network rounds to its own precision, if need be."""
+    rounding = like.rounding
+    if rounding is None:
+        return value, value
+    slack = 2 * rounding.unit * value.abs() + rounding.tiny
+    slack = torch.where(value.abs() <= rounding.largest, slack, math.nan)
+    slack = torch.where(value.float() == value, 0.0, slack)
+    return value - slack, value + slack
+
+
 def _join(function: Callable[..., Tensor]) -> Any:
     def join(tensors: Sequence[Interval | Tensor], dim: int = 0, **kwargs: Any) -> Interval:
+        if isinstance(tensors, Interval):  # PyTorch does not take it apart either
+            refuse(function, "it must be given a list or tuple of tensors; got one")
         first = next(intervals_in(tuple(tensors)))
         ends = [
-            part.ends() if isinstance(part, Interval) else (part.to(first.dtype),) * 2
+            part.ends() if isinstance(part, Interval) else _held(constant(part, first), first)
             for part in tensors
         ]
         dim = kwargs.get("axis", dim)

@@ -91,7 +91,7 @@ def root_steps(
                 output = propagate(model, box(images[rows], radius, domain))
                 return margin(worst_case(output, labels[rows]), labels[rows])
 
-            at_zero = margin(model(images), labels)
+            at_zero = margin(model(images.clone()), labels)  # it may work in place
             zero = torch.zeros_like(at_zero)
             top = torch.full_like(zero, max_radius)
             root = _SOLVER.solve(margin_at, zero, top, f_lower=at_zero, indexed=True)
