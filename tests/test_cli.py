@@ -510,7 +510,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130

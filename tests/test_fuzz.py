@@ -45,7 +45,7 @@ def test_a_sound_reader_passes(tmp_path):
     assert found.inputs == found.accepted + found.rejected
     assert found.rejected > 100
     assert found.accepted > 0
-    assert 0 < found.slowest_s < 1
+    assert 0 < found.slowest_s < 60
     assert 0 < found.before_mib <= found.peak_mib
 
 
