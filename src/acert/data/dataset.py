@@ -109,6 +109,11 @@ def hold_out(dataset: Dataset, count: int | None = None) -> Dataset:
             "cannot be held out"
         )
     chosen = held_out(labels, wanted)
+    if not chosen.any():
+        raise InvalidInput(
+            f"`train_on_all` must be set for {dataset.name}: every class has one sample only, "
+            "and none can be held out"
+        )
     train, validation = dataset.train.take(~chosen), dataset.train.take(chosen)
     return replace(dataset, train=train, validation=validation)
 
