@@ -343,10 +343,15 @@ def test_standard_has_no_worst_case():
 
 
 @pytest.mark.parametrize("method", METHODS.values())
-@pytest.mark.parametrize("kappa", [-0.1, 1.5, math.nan])
+@pytest.mark.parametrize("kappa", [-0.1, 1.5, math.nan, "0.5", None])
 def test_kappa_outside_its_range_is_refused(method, kappa):
     with pytest.raises(InvalidInput, match=r"`kappa` must be in \[0, 1\]; got"):
         method(kappa=kappa)
+
+
+def test_a_solver_is_no_number_of_steps():
+    with pytest.raises(InvalidInput, match="`solver` must be a Brent, PowerLaw or Bisection; got"):
+        Acert(solver=2)
 
 
 def test_settings_of_sabr_are_refused():

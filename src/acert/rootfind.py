@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from numbers import Integral, Real
 from typing import NamedTuple, final
 
 import torch
@@ -129,11 +130,13 @@ class Solver(ABC):
     max_steps: int = 100
 
     def __post_init__(self) -> None:
-        if not 0 < self.xtol < math.inf:
-            raise InvalidInput(f"`xtol` must be positive and finite; got {self.xtol}")
+        if not (isinstance(self.xtol, Real) and 0 < self.xtol < math.inf):
+            raise InvalidInput(f"`xtol` must be positive and finite; got {self.xtol!r}")
         # From 1 on, Brent's shortest step could leave the bracket.
-        if not 0 <= self.rtol < 1:
-            raise InvalidInput(f"`rtol` must be in [0, 1); got {self.rtol}")
+        if not (isinstance(self.rtol, Real) and 0 <= self.rtol < 1):
+            raise InvalidInput(f"`rtol` must be in [0, 1); got {self.rtol!r}")
+        if not isinstance(self.max_steps, Integral):
+            raise InvalidInput(f"`max_steps` must be a whole number; got {self.max_steps!r}")
         if self.max_steps < 1:
             raise InvalidInput(f"`max_steps` must be at least 1; got {self.max_steps}")
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from acert.bounds.margin import margin
+from acert.errors import InvalidInput
 from acert.methods.base import Method, Step
 from acert.rootfind import Brent, Solver
 
@@ -25,6 +26,13 @@ class Acert(Method):
     """
 
     solver: Solver = Brent(xtol=1e-6, rtol=1e-4, max_steps=2)  # noqa: RUF009  a frozen value
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.solver, Solver):
+            raise InvalidInput(
+                f"`solver` must be a Brent, PowerLaw or Bisection; got {self.solver!r}"
+            )
 
     @property
     def uses_bounds(self) -> bool:

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -112,8 +113,8 @@ class Method(ABC):
     kappa: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.kappa <= 1:
-            raise InvalidInput(f"`kappa` must be in [0, 1]; got {self.kappa}")
+        if not (isinstance(self.kappa, Real) and 0 <= self.kappa <= 1):
+            raise InvalidInput(f"`kappa` must be in [0, 1]; got {self.kappa!r}")
 
     @property
     @abstractmethod
