@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -169,6 +170,16 @@ def test_a_finished_run_is_not_resumed(call, run_folder):
     assert status == 0
     assert "finished already" in err
     assert "validation: Acc" in out
+
+
+@pytest.mark.parametrize("rows", ["", '{"epoch": 1, "art": 0.5, "acr": 0.5}\n'])
+def test_a_finished_run_that_lost_its_figures_is_still_finished(call, run_folder, rows):
+    shutil.copytree(run_folder, "copy")
+    Path("copy", records.METRICS).write_text(rows)
+    status, out, err = call("train", "--resume", "copy", "--device", "cpu")
+    assert status == 0
+    assert "finished already" in err
+    assert out == "the run is in copy; for its test set: acert certify copy\n"
 
 
 def test_train_on_all_evaluates_nothing(call):

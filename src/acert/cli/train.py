@@ -116,9 +116,12 @@ def _train(options: argparse.Namespace) -> None:
     processes.leave()
     if not processes.first:
         return
-    last = run.history[-1]
-    if "art" in last:
-        print(f"validation: {figures(last['accuracy'], last['acr'], last['art'])}")
+    # The history of a finished run comes from its file, which may have lost rows or names.
+    last = run.history[-1] if run.history else {}
+    shares = [last.get(name) for name in ("accuracy", "acr", "art")]
+    found = [share for share in shares if isinstance(share, float)]
+    if len(found) == len(shares):
+        print(f"validation: {figures(*found)}")
     assert run.folder is not None
     words = command_words(experiment, run.folder)
     print(f"the run is in {run.folder}; for its test set: acert certify {words}")
