@@ -682,6 +682,21 @@ def test_output_to_a_full_disk_is_one_line_and_status_2(monkeypatch, capsys):
     assert capsys.readouterr().err == "acert: No space left on device\n"
 
 
+def test_too_little_memory_is_one_line_and_status_2(call, monkeypatch):
+    # More bytes than any machine has addresses for.
+    words = ("train", "--set", "network.width=100000000", "--out", "run")
+    message = refused(call(*words))
+    assert "not enough memory: a smaller --batch-size or network needs less (" in message
+    assert not Path("run").exists()
+
+    def fails(*_, **__):
+        raise RuntimeError("another mistake")
+
+    monkeypatch.setattr(train_verb, "train_run", fails)
+    with pytest.raises(RuntimeError, match="another mistake"):
+        cli.main(list(words))
+
+
 def test_a_command_without_any_output_runs(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)

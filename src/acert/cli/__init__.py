@@ -61,6 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"acert: {shown(f'{place}{error.strerror or error}')}", file=sys.stderr)
         _drop_output()
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        reason = (str(error).splitlines() or ["no memory"])[0]
+        hint = "a smaller --batch-size or network needs less"
+        print(f"acert: there is not enough memory: {hint} ({reason})", file=sys.stderr)
+        return 2
     return status or 0
 
 
@@ -73,6 +80,13 @@ def _open_streams() -> None:
             setattr(sys, name, io.TextIOWrapper(io.FileIO(nowhere, "w"), encoding="utf-8"))
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether memory was short; on a CPU PyTorch has words for that, but no class."""
+    from torch import OutOfMemoryError
+
+    return isinstance(error, MemoryError | OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def _drop_output() -> None:
