@@ -110,6 +110,21 @@ def test_hold_out_refuses_what_leaves_a_side_empty() -> None:
         data.hold_out(one_each)
 
 
+@pytest.mark.parametrize(
+    "images",
+    [
+        [[0.1, 0.2], [0.3]],
+        torch.zeros(2, 2, dtype=torch.bfloat16),
+        torch.zeros(2, 2).to_sparse(),
+        torch.zeros(2, 2, device="meta"),
+    ],
+    ids=["ragged", "bfloat16", "sparse", "meta"],
+)
+def test_what_is_no_array_is_named(images: object) -> None:
+    with pytest.raises(InvalidInput, match=r"`images` must be one array of numbers; got another: "):
+        data.from_arrays(images, [0, 1])  # type: ignore[arg-type]
+
+
 def test_to_float_divides_bytes_by_255_and_leaves_floats() -> None:
     every = torch.arange(256, dtype=torch.uint8)
     assert torch.equal(data.to_float(every), torch.arange(256) / 255)
