@@ -1,6 +1,8 @@
 """The command line: what is printed, written and refused, as its users meet it."""
 
+import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -170,6 +172,16 @@ def test_a_finished_run_is_not_resumed(call, run_folder):
     assert "validation: Acc" in out
 
 
+@pytest.mark.parametrize("rows", ["", '{"epoch": 1, "art": 0.5, "acr": 0.5}\n'])
+def test_a_finished_run_that_lost_its_figures_is_still_finished(call, run_folder, rows):
+    shutil.copytree(run_folder, "copy")
+    Path("copy", records.METRICS).write_text(rows)
+    status, out, err = call("train", "--resume", "copy", "--device", "cpu")
+    assert status == 0
+    assert "finished already" in err
+    assert out == "the run is in copy; for its test set: acert certify copy\n"
+
+
 def test_train_on_all_evaluates_nothing(call):
     status, out, _ = call("train", *QUICK, "--train-on-all", "--out", "all")
     assert status == 0
@@ -259,10 +271,12 @@ OWN = ["--dataset", "npz", "--data-dir", "mine.npz", "--model", "my_models:net"]
 
 @pytest.mark.usefixtures("own")
 def test_own_model_and_data(call):
-    status, _, _ = call(
-        "train", *OWN, "--epochs", "2", "--batch-size", "8", "--out", "run", "--device", "cpu"
-    )
+    words = ["train", *OWN, "--epochs", "2", "--batch-size", "8", "--device", "cpu", "--out"]
+    status, out, _ = call(*words, "run")
     assert status == 0
+    assert out.endswith("for its test set: acert certify run --model my_models:net\n")
+    message = refused_after_notes(call(*words, "run"))
+    assert "go on with it: acert train --resume run --model my_models:net" in message
     assert from_config(records.read_config(Path("run"))["experiment"]).network.name == (
         "my_models:net"
     )
@@ -647,3 +661,54 @@ def test_a_reader_that_leaves_early_is_no_error():
     os.close(write)
     assert done.stderr == b""
     assert done.returncode == 141
+
+
+def test_a_progress_that_nobody_reads_is_no_error(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "acert", "train", "--epochs", "1", "--out", tmp_path / "run"],
+        stdout=write, stderr=write, env=os.environ | {"PYTHONPATH": str(SOURCE)}, check=False,
+    )  # fmt: skip
+    os.close(write)
+    assert done.returncode == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_output_to_a_full_disk_is_one_line_and_status_2(monkeypatch, capsys):
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert cli.main(["train", "--show"]) == 2
+    assert capsys.readouterr().err == "acert: No space left on device\n"
+
+
+def test_too_little_memory_is_one_line_and_status_2(call, monkeypatch):
+    # More bytes than any machine has addresses for.
+    words = ("train", "--set", "network.width=100000000", "--out", "run")
+    message = refused(call(*words))
+    assert "not enough memory: a smaller --batch-size or network needs less (" in message
+    assert not Path("run").exists()
+
+    def fails(*_, **__):
+        raise RuntimeError("another mistake")
+
+    monkeypatch.setattr(train_verb, "train_run", fails)
+    with pytest.raises(RuntimeError, match="another mistake"):
+        cli.main(list(words))
+
+
+def test_a_command_without_any_output_runs(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["train", "--show"]) == 0
+    assert sys.stdout is not None
+    assert sys.stderr is not None
+    sys.stdout.close()
+    sys.stderr.close()
+
+
+def test_letters_that_the_terminal_lacks_are_spelt_out(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert cli.main(["train", "--show", "--set", "network.name=n\u00e9:net"]) == 0
+    assert rb"network.name = n\xe9:net" in written.getvalue()

@@ -105,6 +105,24 @@ def test_hold_out_refuses_what_leaves_a_side_empty() -> None:
         data.hold_out(few)
     with pytest.raises(InvalidInput, match=r"2 of 2 samples"):
         data.hold_out(few, 2)
+    one_each = data.from_arrays(np.zeros((5, 3), np.uint8), [0, 1, 2, 3, 4])
+    with pytest.raises(InvalidInput, match=r"`train_on_all` must be set .* one sample only"):
+        data.hold_out(one_each)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        [[0.1, 0.2], [0.3]],
+        torch.zeros(2, 2, dtype=torch.bfloat16),
+        torch.zeros(2, 2).to_sparse(),
+        torch.zeros(2, 2, device="meta"),
+    ],
+    ids=["ragged", "bfloat16", "sparse", "meta"],
+)
+def test_what_is_no_array_is_named(images: object) -> None:
+    with pytest.raises(InvalidInput, match=r"`images` must be one array of numbers; got another: "):
+        data.from_arrays(images, [0, 1])  # type: ignore[arg-type]
 
 
 def test_to_float_divides_bytes_by_255_and_leaves_floats() -> None:

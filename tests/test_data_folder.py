@@ -124,6 +124,12 @@ def test_folders_are_checked(root: Path, tmp_path: Path) -> None:
         data.load("folder", data_dir=tmp_path / "one")
 
 
+def test_a_class_without_images_is_named(root: Path) -> None:
+    (root / "train" / "bird").mkdir()
+    with pytest.raises(DataError, match=r"train/bird holds no images: fill it, or remove the cla"):
+        data.load("folder", data_dir=root)
+
+
 def test_a_test_folder_may_lack_classes_but_not_images(root: Path) -> None:
     (root / "test" / "cat" / "5.png").unlink()
     (root / "test" / "cat").rmdir()

@@ -99,9 +99,28 @@ def test_the_model_is_left_as_it_was_found(model, split, call):
 @pytest.mark.parametrize("call", [evaluate, certify])
 def test_a_failure_leaves_the_mode_too(split, call):
     broken = nn.Sequential(nn.Flatten(), nn.Linear(3, 3))
-    with pytest.raises(RuntimeError):
+    with pytest.raises((RuntimeError, InvalidInput)):
         call(broken, split, max_radius=MAX_RADIUS)
     assert broken.training
+
+
+def test_a_model_of_other_inputs_is_told_so(split):
+    other = nn.Sequential(nn.Flatten(), nn.Linear(3, 3))
+    with pytest.raises(InvalidInput, match=r"`model` must take the inputs, of shape .*mat1 and"):
+        certify(other, split, max_radius=MAX_RADIUS)
+
+
+def test_a_mistake_in_a_rule_is_told_as_it_is(split):
+    """The model takes its inputs: what goes wrong is not its fault."""
+
+    class Odd(nn.Module):
+        def forward(self, x):
+            if not isinstance(x, torch.Tensor):
+                raise RuntimeError("only with an interval")
+            return x.flatten(1)
+
+    with pytest.raises(RuntimeError, match="only with an interval"):
+        certify(Odd(), split, max_radius=MAX_RADIUS)
 
 
 @pytest.mark.parametrize("call", [evaluate, certify])

@@ -1,7 +1,9 @@
 """Exported files: what onnxruntime answers, what verifiers read, and what is refused."""
 
+import errno
 import json
 import math
+import subprocess
 import sys
 import warnings
 from fractions import Fraction
@@ -28,6 +30,7 @@ from acert.deploy import write_benchmark, write_certified, write_plain
 from acert.deploy.benchmark import box_decimals, property_text
 from acert.deploy.portable import PortableArithmetic
 from acert.models import Normalize, Residual, mlp
+from acert.records import files
 
 MAX_RADIUS = 0.3
 SAMPLES = 1000
@@ -493,6 +496,41 @@ def test_mistakes_are_one_line_and_status_2(call, words, message):
     assert err.count("\n") == 1
     assert message in err
     assert not list(Path().iterdir())  # nothing was begun
+
+
+@pytest.mark.parametrize(
+    "words", [("--to", "taken/x.onnx"), ("--plain", "--vnnlib", "taken", "--radius", "0.1")]
+)
+def test_where_nothing_can_be_written_is_said_before_the_work(call, monkeypatch, words):
+    Path("taken").write_text("a file")
+    monkeypatch.setattr(torch.export, "export", None)  # the work
+    status, _, err = call("export", "digits-acert", *words)
+    assert status == 2
+    assert err.startswith("acert: nothing can be written to taken")
+
+
+def test_a_file_that_was_there_is_kept_where_the_disk_is_full(tmp_path, model, monkeypatch):
+    path = tmp_path / "x.onnx"
+    path.write_text("precious")
+
+    def full(draft):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "fresh", full)
+    with pytest.raises(RunError, match=r"x\.onnx could not be written.*untouched"):
+        write_plain(model, torch.rand(2, 1, 8, 8), path)
+    assert path.read_text() == "precious"
+
+
+def test_the_exporter_does_not_speak_of_itself(tmp_path, model):
+    program = "import sys; from acert.cli import main; sys.exit(main(sys.argv[1:]))"
+    # torchvision is what it misses most often.
+    program = f"import sys; sys.modules['torchvision'] = None; {program}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "export", "digits-acert", "--plain", "--to", "x.onnx"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("wrote x.onnx: images in, logits out\n", "")
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -343,10 +344,20 @@ def test_standard_has_no_worst_case():
 
 
 @pytest.mark.parametrize("method", METHODS.values())
-@pytest.mark.parametrize("kappa", [-0.1, 1.5, math.nan])
+@pytest.mark.parametrize("kappa", [-0.1, 1.5, math.nan, "0.5", None])
 def test_kappa_outside_its_range_is_refused(method, kappa):
-    with pytest.raises(InvalidInput, match=r"`kappa` must be in \[0, 1\]; got"):
+    words = r"in \[0, 1\]" if isinstance(kappa, float) else "a number"
+    with pytest.raises(InvalidInput, match=f"`kappa` must be {words}; got"):
         method(kappa=kappa)
+
+
+def test_a_solver_is_no_number_of_steps():
+    with pytest.raises(InvalidInput, match="`solver` must be of type Solver; got 2"):
+        Acert(solver=2)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert Acert(kappa=np.float32(0.5), solver=Brent(max_steps=np.int64(3))).kappa == 0.5
 
 
 def test_settings_of_sabr_are_refused():

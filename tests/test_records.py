@@ -84,8 +84,24 @@ def test_create_takes_an_empty_folder_and_one_with_drafts_only(tmp_path):
 
 def test_create_refuses_a_folder_that_holds_something(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"exists already.*acert train --resume"):
+    with pytest.raises(RunError, match=r"exists already: choose another$"):
         records.create(tmp_path)
+
+
+def test_only_a_run_can_be_gone_on_with(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"exists already: choose another$"):
+        records.check_free(tmp_path, go_on="this way")
+    records.write_config(tmp_path, {})
+    with pytest.raises(RunError, match=r"choose another, or go on with it: this way$"):
+        records.check_free(tmp_path, go_on="this way")
+
+
+def test_what_reading_weights_needs_is_named_with_its_command(tmp_path, monkeypatch):
+    records.write_weights(tmp_path, {"weight": np.zeros(2, np.float32)})
+    monkeypatch.setitem(sys.modules, "safetensors", None)  # importing it fails
+    with pytest.raises(RunError, match=r"needs the package safetensors: pip install 'acert\[train"):
+        records.read_weights(tmp_path)
 
 
 def test_create_refuses_a_file(tmp_path):

@@ -299,6 +299,15 @@ def test_nothing_certified(tmp_path):
         collect([tmp_path])
 
 
+def test_no_command_is_named_for_runs_on_arrays(tmp_path):
+    make_run(tmp_path / "a", certified=False, dataset="arrays")
+    with pytest.raises(RunError, match=r"none of the 1 runs .* is certified$"):
+        collect([tmp_path])
+    make_run(tmp_path / "b c", certified=False)
+    with pytest.raises(RunError, match=r"is certified: acert certify '.*/b c'$"):
+        collect([tmp_path])
+
+
 def test_uncertified_runs_are_listed(tmp_path):
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", seed=1, certified=False)

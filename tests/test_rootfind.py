@@ -741,6 +741,9 @@ def test_cuda_graph_solves_as_the_cpu_does(solver, dtype):
     ("field", "value", "message"),
     [
         ("max_steps", 0, r"`max_steps` must be at least 1; got 0"),
+        ("max_steps", 1.5, r"`max_steps` must be a whole number; got 1.5"),
+        ("xtol", "1", r"`xtol` must be a number; got '1'"),
+        ("rtol", None, r"`rtol` must be a number; got None"),
         ("xtol", 0.0, r"`xtol` must be positive and finite; got 0.0"),
         ("xtol", math.nan, r"`xtol` must be positive and finite; got nan"),
         ("xtol", math.inf, r"`xtol` must be positive and finite; got inf"),

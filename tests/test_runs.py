@@ -879,7 +879,7 @@ def test_own_runs_can_be_recorded_and_resumed(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt, match=r"To go on: the same call with resume=True"):
         call(folder, progress=at(5, interrupt))
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(RunError, match=r"exists already.*go on with it: the same call with resume"):
         call(folder)
     with pytest.raises(RunError, match=r"`settings\.max_radius` is 0\.1 there and 0\.2 here"):
         call(folder, resume=True, max_radius=0.2)
@@ -920,6 +920,10 @@ def test_own_runs_can_be_recorded_and_resumed(tmp_path):
         ({"domain": [0.0, 1.0, 2.0]}, r"`domain` must be of type tuple\[float, float\]"),
         ({"domain": 1}, r"`domain` must be of type tuple\[float, float\]"),
         ({"seed": None}, "`seed` must be a whole number; got None"),
+        ({"learning_rate": "1e-3"}, "`learning_rate` must be a number above 0.*; got '1e-3'"),
+        ({"learning_rate": -1}, r"`learning_rate` must be .* such as OneCycle\(\); got -1"),
+        ({"radius_schedule": "smooth"}, "`radius_schedule` must be of type Radius.*; got 'smooth'"),
+        ({"model": nn.LSTM(2, 3)}, "`model` must return logits alone, one tensor; got tuple"),
         ({"seed": -1}, r"`seed` must be in \[0, 9999999\]; got -1"),
     ],
 )
@@ -928,6 +932,21 @@ def test_own_runs_refuse_what_does_not_fit(changes, message):
     chosen = {"samples": blobs()} | standard | {"progress": False} | changes
     with pytest.raises(InvalidInput, match=message):
         train(chosen.pop("model"), chosen.pop("samples"), **chosen)
+
+
+def test_numbers_of_numpy_are_as_good_as_any(tmp_path):
+    numbers = {"max_radius": np.float32(0.125), "epochs": np.int64(1), "batch_size": np.int32(20)}
+    numbers |= {"learning_rate": np.float32(0.0078125), "seed": np.int64(3)}
+
+    def trained(folder, numbers, kappa):
+        torch.manual_seed(0)
+        method = Acert(kappa=kappa)
+        train(models.mlp(2, [4], 3), blobs(), method=method, out=folder, progress=False, **numbers)
+        return weights(folder), (folder / "config.json").read_text()
+
+    plain = {name: number.item() for name, number in numbers.items()}
+    found = trained(tmp_path / "numpy", numbers, np.float32(0.5))
+    assert found == trained(tmp_path / "plain", plain, 0.5)
 
 
 @pytest.mark.parametrize("method", [Acert(), Sabr(), Standard()], ids=lambda m: type(m).__name__)

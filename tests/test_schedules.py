@@ -179,6 +179,10 @@ def test_hyperparameters_are_checked() -> None:
         SmoothRadius(start_epoch=0)
     with pytest.raises(InvalidInput, match="`length` must be >= 1; got 0"):
         SmoothRadius(length=0)
+    with pytest.raises(InvalidInput, match=r"`length` must be a whole number; got 2\.5"):
+        SmoothRadius(length=2.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="`max_rate` must be positive and finite; got '1'"):
+        OneCycle(max_rate="1")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="`max_rate` must be positive"):
         OneCycle(max_rate=0.0)
     with pytest.raises(InvalidInput, match="`end_divisor` must be positive"):

@@ -18,7 +18,7 @@ from acert.bounds import propagate
 from acert.bounds.checks import check_batch_size
 from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
 from acert.data import Split, to_float
-from acert.errors import InvalidInput
+from acert.errors import AcertError, InvalidInput
 from acert.processes import ALONE, Processes
 from acert.radius import Status, certified_batches
 from acert.records import rounded_down
@@ -201,9 +201,10 @@ def certify(
     own = processes.slice_of(len(split))
     parts: list[tuple[Tensor, ...]] = []
     done = 0
-    with evaluation_mode(model):
+    images = to_float(split.images[own])
+    with evaluation_mode(model), _misfits_told(model, images):
         for certified, at_zero in certified_batches(
-            model, to_float(split.images[own]), split.labels[own],
+            model, images, split.labels[own],
             max_radius=max_radius, bounds=bounds, arithmetic=arithmetic,
             domain=domain, elide=elide, batch_size=batch_size,
         ):  # fmt: skip
@@ -262,6 +263,26 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+@contextmanager
+def _misfits_told(model: nn.Module, images: Tensor) -> Iterator[None]:
+    """Whatever goes wrong is told as a misfit if the model itself does not take such inputs."""
+    try:
+        yield
+    except AcertError:
+        raise
+    # Everything: what a module raises for a wrong shape is its own affair.
+    except Exception:
+        try:
+            with torch.no_grad():
+                model(images[:1])
+        except Exception as error:
+            raise InvalidInput(
+                f"`model` must take the inputs, of shape {tuple(images.shape[1:])}; it answered: "
+                f"{(str(error) or type(error).__name__).splitlines()[0]}"
+            ) from error
+        raise
 
 
 def _representable(radius: npt.NDArray[np.float64], max_radius: float) -> npt.NDArray[np.float64]:

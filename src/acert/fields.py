@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
+from numbers import Integral, Real
 from types import UnionType
 from typing import Any
 
@@ -34,10 +35,10 @@ def _fits(value: Any, kind: Any) -> bool:
             return False
         inner = [parts[0]] * len(value) if Ellipsis in parts else parts
         return len(value) == len(inner) and all(map(_fits, value, inner))
-    # bool is an int to Python, and an int does for a float.
+    # bool is an int to Python, and an int does for a float; so do numpy's numbers.
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
-    if isinstance(value, int):
+    if isinstance(value, Integral):
         # JSON has whole numbers of any length, and no arithmetic of ours takes them.
-        return kind in (int, float) and abs(value) < _LARGEST
-    return isinstance(value, kind)
+        return kind in (int, float) and abs(int(value)) < _LARGEST
+    return isinstance(value, Real if kind is float else kind)

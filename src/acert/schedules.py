@@ -12,6 +12,7 @@ needs to remember only its step. Steps count from 0, epochs from 1; one step is 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from acert.errors import InvalidInput
 
@@ -206,10 +207,12 @@ def _run_length(step: int, *, steps_per_epoch: int, epochs: int) -> int:
 
 
 def _at_least(name: str, value: int, least: int) -> None:
+    if not isinstance(value, Integral):
+        raise InvalidInput(f"`{name}` must be a whole number; got {value!r}")
     if value < least:
         raise InvalidInput(f"`{name}` must be >= {least}; got {value}")
 
 
 def _positive(name: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise InvalidInput(f"`{name}` must be positive and finite; got {value}")
+    if not (isinstance(value, Real) and value > 0 and math.isfinite(value)):
+        raise InvalidInput(f"`{name}` must be positive and finite; got {value!r}")

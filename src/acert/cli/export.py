@@ -88,6 +88,7 @@ def _export(options: argparse.Namespace) -> None:
         raise InvalidInput("`--images` must come with `--vnnlib`")
     subject = _from_run(options) if options.run is not None else _own(options)
     if options.to is not None:
+        records.make_writable(options.to.parent)  # before the work, not after it
         if options.plain:
             write_plain(subject.model, subject.examples(), options.to, record=subject.record)
             print(f"wrote {options.to}: images in, logits out")

@@ -25,7 +25,7 @@ from acert.experiments.choice import chosen_experiment
 from acert.experiments.experiment import Experiment
 from acert.experiments.override import field_names
 from acert.experiments.recipes import recipe
-from acert.experiments.run import resume_run, train_run
+from acert.experiments.run import command_words, resume_run, train_run
 from acert.methods import METHODS, method_name
 from acert.processes import Processes, join, local_device
 from acert.schedules import SmoothRadius, StepDecay
@@ -84,7 +84,7 @@ def _train(options: argparse.Namespace) -> None:
         None if options.model is None or ":" not in options.model else own_model(options.model)
     )
     if options.resume is not None:
-        _check_resume(options)
+        experiment = _check_resume(options)
         run = resume_run(
             options.resume, data_dir=options.data_dir, device=device, model=factory,
             tensorboard=options.tensorboard, command=options.command, processes=processes,
@@ -106,7 +106,8 @@ def _train(options: argparse.Namespace) -> None:
             print(
                 f"{experiment.dataset}, {method}, kappa {settings.method.kappa:g}, max_radius "
                 f"{settings.max_radius:.4g}, {_epochs(settings.epochs)}, seed {settings.seed}, "
-                f"{device}{together}"
+                f"{device}{together}",
+                flush=True,  # above the progress, where both go into one file
             )
         run = train_run(
             experiment, out=out, data_dir=options.data_dir, device=device, model=factory,
@@ -115,10 +116,15 @@ def _train(options: argparse.Namespace) -> None:
     processes.leave()
     if not processes.first:
         return
-    last = run.history[-1]
-    if "art" in last:
-        print(f"validation: {figures(last['accuracy'], last['acr'], last['art'])}")
-    print(f"the run is in {run.folder}; for its test set: acert certify {run.folder}")
+    # The history of a finished run comes from its file, which may have lost rows or names.
+    last = run.history[-1] if run.history else {}
+    shares = [last.get(name) for name in ("accuracy", "acr", "art")]
+    found = [share for share in shares if isinstance(share, float)]
+    if len(found) == len(shares):
+        print(f"validation: {figures(*found)}")
+    assert run.folder is not None
+    words = command_words(experiment, run.folder)
+    print(f"the run is in {run.folder}; for its test set: acert certify {words}")
 
 
 def _experiment(options: argparse.Namespace, processes: Processes) -> Experiment:
@@ -154,15 +160,18 @@ def _epochs(count: int) -> str:
     return f"{count} epoch" if count == 1 else f"{count} epochs"
 
 
-def _check_resume(options: argparse.Namespace) -> None:
+def _check_resume(options: argparse.Namespace) -> Experiment:
+    """The experiment to go on with; refused if a flag would change it, or its model is missing."""
     values = {name: getattr(options, name) for name in _CONFIG_FLAGS}
     # A seed of 0 is given, a flag that is False is not.
     given = [name for name, value in values.items() if not (value is None or value is False)]
     if given:
         flag = given[0].replace("_", "-")
         raise InvalidInput(f"`--{flag}` cannot be changed by `--resume`: a run keeps its config")
-    network = run_experiment(options.resume).network
+    experiment = run_experiment(options.resume)
+    network = experiment.network
     if ":" in network.name and options.model is None:
         raise InvalidInput(
             f"the run in {options.resume} needs its own model again: --model {network.name}"
         )
+    return experiment

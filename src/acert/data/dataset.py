@@ -109,6 +109,11 @@ def hold_out(dataset: Dataset, count: int | None = None) -> Dataset:
             "cannot be held out"
         )
     chosen = held_out(labels, wanted)
+    if not chosen.any():
+        raise InvalidInput(
+            f"`train_on_all` must be set for {dataset.name}: every class has one sample only, "
+            "and none can be held out"
+        )
     train, validation = dataset.train.take(~chosen), dataset.train.take(chosen)
     return replace(dataset, train=train, validation=validation)
 
@@ -162,7 +167,7 @@ def split_from_arrays(
     low, high = domain
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise InvalidInput(f"`domain` must be two finite numbers, low < high; got {domain}")
-    x, y = _array(images), _array(labels)
+    x, y = _array("images", images), _array("labels", labels)
     if x.dtype.kind != "f" and x.dtype != np.uint8:
         raise InvalidInput(f"`images` must be uint8 or float; got {x.dtype}")
     if x.ndim < 2 or x.size == 0:
@@ -188,7 +193,14 @@ def split_from_arrays(
     )
 
 
-def _array(values: torch.Tensor | npt.ArrayLike) -> npt.NDArray[Any]:
-    if isinstance(values, torch.Tensor):
-        return values.detach().cpu().numpy()
-    return np.asarray(values)
+def _array(name: str, values: torch.Tensor | npt.ArrayLike) -> npt.NDArray[Any]:
+    try:
+        if isinstance(values, torch.Tensor):
+            return values.detach().cpu().numpy()
+        return np.asarray(values)
+    # Rows of several lengths, and tensors that are sparse, on no device, or of a type of PyTorch's.
+    except (TypeError, ValueError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInput(
+            f"`{name}` must be one array of numbers; got another: {reason}"
+        ) from error

@@ -21,9 +21,15 @@ __all__ = ["read_facts", "read_test", "read_train"]
 def read_train(root: Path) -> Dataset:
     """The images under `train`, uint8, with the folder names as classes."""
     classes = _classes(root)
+    form = _first_form(root, classes)
+    empty = [name for name in classes if not _images(root / "train" / name)]
+    if empty:
+        raise DataError(
+            f"{root / 'train' / empty[0]} holds no images: fill it, or remove the class"
+        )
     return Dataset(
         name="folder",
-        train=_split(root / "train", classes, _first_form(root, classes)),
+        train=_split(root / "train", classes, form),
         classes=classes,
     )
 

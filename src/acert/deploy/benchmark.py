@@ -20,6 +20,7 @@ from acert.bounds.checks import check_images, check_labels
 from acert.bounds.margin import margin
 from acert.deploy.onnx_file import write_plain
 from acert.errors import InvalidInput, RunError
+from acert.records import make_writable
 
 __all__ = ["Benchmark", "box_decimals", "property_text", "write_benchmark"]
 
@@ -63,12 +64,12 @@ def write_benchmark(
     table = folder / "instances.csv"
     if table.exists():
         raise RunError(f"{folder} holds a benchmark already: choose another folder")
+    make_writable(folder / "vnnlib")
     with torch.no_grad(), ieee_arithmetic(images.device):
         logits = model(images.clone())  # it may work in place
     # A tie is a counterexample at the image itself.
     right = (margin(logits, labels) < 0).tolist()
     write_plain(model, images, folder / "onnx" / f"{name}.onnx", batch=1, record=record)
-    (folder / "vnnlib").mkdir(parents=True, exist_ok=True)
     lines = []
     for index in (index for index, good in enumerate(right) if good):
         place, label = first + index, int(labels[index])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,8 @@ from acert.deploy.classifier import CertifiedClassifier
 from acert.deploy.plain_graph import simplify
 from acert.errors import AcertError, UnsupportedOperation
 from acert.radius import certified_radius
+from acert.records import make_writable
+from acert.records.files import write
 from acert.version import __version__
 
 __all__ = ["write_certified", "write_plain"]
@@ -132,8 +135,8 @@ def _write(program: Any, path: Path, facts: Mapping[str, str]) -> None:
     model.producer_name, model.producer_version = "acert", __version__
     for name, text in facts.items():
         model.metadata_props[name] = text
-    path.parent.mkdir(parents=True, exist_ok=True)
-    program.save(path, external_data=False)
+    make_writable(path.parent)
+    write(path, [program.model_proto.SerializeToString()])
 
 
 def _cast_by_type(graph: Any) -> None:
@@ -191,11 +194,17 @@ def _check_installed() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings that PyTorch's exporter gives of itself."""
-    with warnings.catch_warnings():
-        for kind in (FutureWarning, DeprecationWarning, UserWarning):
-            warnings.simplefilter("ignore", kind)
-        yield
+    """Without what PyTorch's exporter tells of itself, such as that torchvision is not there."""
+    exporter = logging.getLogger("torch.onnx")
+    before = exporter.level
+    exporter.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            for kind in (FutureWarning, DeprecationWarning, UserWarning):
+                warnings.simplefilter("ignore", kind)
+            yield
+    finally:
+        exporter.setLevel(before)
 
 
 def _reason(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -168,7 +169,8 @@ def to_config(value: Any) -> Any:
         return {"class": type(value).__name__} | body
     if isinstance(value, (tuple, list)):
         return [to_config(item) for item in value]
-    return value
+    # numpy's numbers are no JSON.
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def from_config(config: Any) -> Any:

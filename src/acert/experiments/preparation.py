@@ -195,6 +195,10 @@ def check_fit(model: nn.Module, dataset: Dataset, settings: Settings, *, exact: 
                 f"`model` must take the inputs of {dataset.name}, of shape {dataset.input_shape}; "
                 f"it answered: {(str(error) or type(error).__name__).splitlines()[0]}"
             ) from error
+        if not isinstance(logits, Tensor):
+            raise InvalidInput(
+                f"`model` must return logits alone, one tensor; got {type(logits).__name__}"
+            )
         shape = tuple(logits.shape)
         if len(shape) != 2 or shape[0] != len(images):
             raise InvalidInput(f"`model` must return logits of shape (batch, classes); got {shape}")

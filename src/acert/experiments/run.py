@@ -16,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
@@ -61,6 +62,7 @@ from acert.untrusted import within
 
 __all__ = [
     "Run",
+    "command_words",
     "record_certification",
     "resume_run",
     "train",
@@ -102,13 +104,14 @@ def train_run(
     several `processes` each calls this with the same arguments, and the first one writes.
     """
     folder = Path(out)
+    go_on = f"{_program(processes)} train --resume {command_words(experiment, folder)}"
     check_seed(experiment.settings.seed)
     config = {"experiment": to_config(experiment)}
     if resume:
         refuse_other(folder, "experiment", config["experiment"])
         data_dir = data_dir or records.place_of_data(folder)
     elif processes.first:
-        records.check_free(folder)
+        records.check_free(folder, go_on=go_on)
     settings = experiment.settings
     dataset = data.load(experiment.dataset, data_dir=data_dir, train_on_all=experiment.train_on_all)
     if settings.domain != dataset.domain:
@@ -123,7 +126,7 @@ def train_run(
             validate_every=experiment.validate_every,
             progress=progress, tensorboard=tensorboard, command=command, save_every=save_every,
             local={"data_dir": None if data_dir is None else str(Path(data_dir).resolve())},
-            go_on=f"{_program(processes)} train --resume {shlex.quote(str(folder))}",
+            go_on=go_on,
             processes=processes,
             ahead=model is None,  # else only the caller could build it again
         )  # fmt: skip
@@ -147,6 +150,12 @@ def resume_run(
         model=model, progress=progress, tensorboard=tensorboard, command=command,
         save_every=save_every, processes=processes,
     )  # fmt: skip
+
+
+def command_words(experiment: Experiment, folder: Path) -> str:
+    """What a command needs to find a run again: its folder, and the model if it was one's own."""
+    own = ["--model", experiment.network.name] if ":" in experiment.network.name else []
+    return shlex.join([str(folder), *own])
 
 
 def _program(processes: Processes) -> str:
@@ -208,6 +217,10 @@ def train(
     if out is None and (resume or tensorboard):
         raise InvalidInput("`out` must name a folder to resume from or to write events to")
     domain = _as_tuple(domain)
+    # Numbers that were drawn from an array are as good as any.
+    max_radius, epochs, batch_size, learning_rate, validate_every, seed = map(
+        _plain, (max_radius, epochs, batch_size, learning_rate, validate_every, seed)
+    )
     check_fields(Experiment, {"validate_every": validate_every})
     if validate_every < 1:
         raise InvalidInput(f"`validate_every` must be at least 1; got {validate_every}")
@@ -216,6 +229,8 @@ def train(
         "clip_norm": clip_norm, "seed": seed, "precision": precision, "elide": elide,
         "domain": domain, "augmentation": augmentation,
     }  # fmt: skip
+    if radius_schedule is not None:
+        given["radius_schedule"] = radius_schedule
     check_fields(Settings, given if batch_size is None else given | {"batch_size": batch_size})
     check_seed(seed)
     dataset = data.from_arrays(*pair_of_arrays("samples", samples), domain=domain)
@@ -226,7 +241,7 @@ def train(
         length = max(1, round(0.4 * epochs))
         radius_schedule = SmoothRadius(start_epoch=min(2, max(epochs, 1)), length=length)
     if not isinstance(learning_rate, LearningRate):
-        learning_rate = OneCycle() if learning_rate is None else OneCycle(max_rate=learning_rate)
+        learning_rate = _one_cycle(learning_rate)
     count = len(dataset.train)
     settings = Settings(
         method=method, max_radius=max_radius, epochs=epochs,
@@ -241,11 +256,12 @@ def train(
         "validate_every": validate_every,
     }
     folder = None if out is None else Path(out)
+    go_on = f"the same call with resume=True and out={str(folder)!r}"
     if folder is not None and resume:
         for name, value in config.items():
             refuse_other(folder, name, value)
     elif folder is not None:
-        records.check_free(folder)
+        records.check_free(folder, go_on=go_on)
     own = next(model.parameters(), torch.empty(0)).device
     where = own if device is None else available_device(device)
     with own_surroundings(seed, where):
@@ -254,8 +270,24 @@ def train(
             config=config, folder=folder, device=where, resume=resume,
             validate_every=validate_every, progress=progress, tensorboard=tensorboard,
             command=None, save_every=save_every, local={},
-            go_on=f"the same call with resume=True and out={str(folder)!r}",
+            go_on=go_on,
         )  # fmt: skip
+
+
+def _one_cycle(peak: float | None) -> OneCycle:
+    """The learning rate with that peak, if it was given."""
+    try:
+        return OneCycle() if peak is None else OneCycle(max_rate=peak)
+    except InvalidInput:
+        raise InvalidInput(
+            "`learning_rate` must be a number above 0, or a schedule such as OneCycle(); "
+            f"got {peak!r}"
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as the one of Python that it stands for."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _as_tuple(value: Any) -> Any:

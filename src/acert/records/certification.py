@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -178,7 +179,7 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
 
 def _read_arrays(path: Path) -> dict[str, Array]:
     if not path.is_file():
-        raise RunError(f"{path} is missing: acert certify {path.parent}")
+        raise RunError(f"{path} is missing: acert certify {quote(str(path.parent))}")
     try:
         found = read_npz(within(path, path.parent))
     # Everything: zipfile and zlib each raise their own.

@@ -5,22 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from acert.errors import RunError
-from acert.records.files import WEIGHTS, is_draft
+from acert.records.files import CONFIG, WEIGHTS, is_draft
 from acert.untrusted import fresh
 
 __all__ = ["check_free", "create", "is_finished", "make_writable"]
 
 
-def check_free(folder: Path) -> None:
-    """Refuses a folder that already holds anything."""
+def check_free(folder: Path, *, go_on: str | None = None) -> None:
+    """Refuses a folder that already holds anything; `go_on` says how to go on with a run."""
     # Drafts of a run that was killed before its first file count as nothing.
     if folder.is_file() or (
         folder.is_dir() and not all(is_draft(path) for path in folder.iterdir())
     ):
-        raise RunError(
-            f"the run folder {folder} exists already: choose another, or go on with it: "
-            f"acert train --resume {folder}"
-        )
+        hint = f", or go on with it: {go_on}" if go_on and (folder / CONFIG).is_file() else ""
+        raise RunError(f"the run folder {folder} exists already: choose another{hint}")
 
 
 def create(folder: Path) -> None:

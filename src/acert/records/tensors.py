@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +58,11 @@ def read_weights(folder: Path) -> dict[str, Array]:
     path = folder / WEIGHTS
     if not path.is_file():
         unfinished = (folder / CONFIG).is_file()
-        hint = f": the run is not finished; acert train --resume {folder}" if unfinished else ""
+        hint = (
+            f": the run is not finished; acert train --resume {quote(str(folder))}"
+            if unfinished
+            else ""
+        )
         raise RunError(f"{folder} has no {WEIGHTS}{hint}")
     return _read_tensors(path)[0]
 
@@ -122,8 +127,12 @@ def _tensors(arrays: Arrays, facts: Mapping[str, Any]) -> list[bytes | memoryvie
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError:
+        raise RunError(
+            f"reading {path} needs the package safetensors: pip install 'acert[train]'"
+        ) from None
     try:
         check_header(within(path, path.parent))
         with safe_open(path, framework="np") as file:

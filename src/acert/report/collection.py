@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from acert import records
@@ -134,10 +135,10 @@ def collect(
         runs = kept
     runs, repeated = _without_repeats(runs)
     if not any(run.certification for run in runs):
-        raise RunError(
-            f"none of the {len(runs)} runs below {below} is certified: "
-            f"acert certify {runs[0].folder}"
-        )
+        # A run on arrays in memory has no data set that a command could open.
+        named = [run for run in runs if run.dataset != "arrays"]
+        hint = f": acert certify {quote(str(named[0].folder))}" if named else ""
+        raise RunError(f"none of the {len(runs)} runs below {below} is certified{hint}")
     check_comparable(runs)
     return Collection(runs=tuple(runs), complaints=(*complaints, *repeated))
 
