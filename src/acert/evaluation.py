@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from acert import metrics
+from acert import metrics, records
 from acert.bounds import propagate
 from acert.bounds.checks import check_batch_size
 from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
@@ -23,6 +24,7 @@ from acert.processes import ALONE, Processes
 from acert.radius import Status, certified_batches
 from acert.records import rounded_down
 from acert.rootfind import Brent
+from acert.unfinished import Unfinished
 
 __all__ = ["Certificates", "Evaluation", "certify", "evaluate", "examples"]
 
@@ -187,32 +189,44 @@ def certify(
     batch_size: int | None = None,
     progress: Callable[[int], None] | None = None,
     processes: Processes = ALONE,
+    folder: Path | None = None,
 ) -> Certificates:
     """The proven certified radius of every sample of a split (Def. 3.1).
 
     The arguments are those of `acert.certified_radius`. The model runs in evaluation mode and
     is left in the mode it was found in. `progress` is called with the number of samples done.
-    Of several `processes` each certifies a part, and each gets the whole.
+    Of several `processes` each certifies a part, and each gets the whole. What is proven so far is
+    kept in `folder`, and the same call goes on from there.
     """
     if len(split) < processes.count:
         raise InvalidInput(
             f"the {processes.count} processes need a sample each; got {len(split)} samples"
         )
     own = processes.slice_of(len(split))
-    parts: list[tuple[Tensor, ...]] = []
-    done = 0
-    images = to_float(split.images[own])
+    images, labels = to_float(split.images[own]), split.labels[own]
+    asked: dict[str, Any] = {
+        "max_radius": max_radius, "bounds": bounds, "arithmetic": arithmetic, "domain": domain,
+        "elide": elide,
+    }  # fmt: skip
+    kept = None
+    if folder is not None:
+        place = records.unfinished_file(folder, processes.rank)
+        kept = Unfinished(place, model, images, labels, **asked)
     with evaluation_mode(model), _misfits_told(model, images):
-        for certified, at_zero in certified_batches(
-            model, images, split.labels[own],
-            max_radius=max_radius, bounds=bounds, arithmetic=arithmetic,
-            domain=domain, elide=elide, batch_size=batch_size,
-        ):  # fmt: skip
-            parts.append((*certified, at_zero))
-            done += len(at_zero)
-            if progress is not None:
-                progress(done)
-    mine = [torch.cat(column).cpu() for column in zip(*parts, strict=True)]
+        parts = [] if kept is None else kept.read()
+        done = sum(len(at_zero) for _, at_zero in parts)
+        if not parts or done < len(images):
+            for part in certified_batches(
+                model, images[done:], labels[done:], batch_size=batch_size, **asked
+            ):
+                parts.append(part)
+                done += len(part[1])
+                if kept is not None:
+                    kept.keep(parts)
+                if progress is not None:
+                    progress(done)
+    columns = zip(*((*certified, at_zero) for certified, at_zero in parts), strict=True)
+    mine = [torch.cat(column).cpu() for column in columns]
     value, status, _, prediction, at_zero = (
         torch.cat(column) for column in zip(*processes.gathered(mine), strict=True)
     )

@@ -91,7 +91,7 @@ def certified_radius(
     and the interval bound for each class. That margin may fall again as the radius grows, so
     a larger certified radius can exist; the margin at `value` itself is negative all the same.
 
-    `batch_size` samples are held in memory at a time. None takes 256, on CUDA as many as make up
+    `batch_size` samples are held in memory at a time. None takes 128, on CUDA as many as make up
     1,000 images of 3 x 32 x 32, for CROWN 32.
     `differentiable=True` gives `value` the gradient of the implicit function theorem (Thm. 3.4)
     with respect to parameters and images; it is 0 where the radius is 0 or `max_radius`, and
@@ -297,7 +297,7 @@ def _default_batch(images: Tensor, bounds: str) -> int:
     if bounds == "crown-ibp":  # a coefficient a class for every activation
         return 32
     # On CUDA a large batch hides the launches; 1,000 CIFAR-10 images of CNN7 take 8 GiB.
-    return max(32, 1000 * 3072 // images[0].numel()) if images.is_cuda else 256
+    return max(32, 1000 * 3072 // images[0].numel()) if images.is_cuda else 128
 
 
 def _batches_together(device: torch.device) -> int:

@@ -138,12 +138,16 @@ def _certify(options: argparse.Namespace) -> int:
     # Before the work, not after it.
     records.make_writable(out)
     here = split.to(device)
-    certificates = certify(
-        model, here, max_radius=max_radius, bounds=options.bounds,
-        arithmetic=options.arithmetic, domain=domain, elide=elide,
-        batch_size=options.batch_size, processes=processes,
-        progress=counter(len(split)) if processes.first else None,
-    )  # fmt: skip
+    try:
+        certificates = certify(
+            model, here, max_radius=max_radius, bounds=options.bounds,
+            arithmetic=options.arithmetic, domain=domain, elide=elide,
+            batch_size=options.batch_size, processes=processes,
+            progress=counter(len(split)) if processes.first else None, folder=out,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        kept = "; the same command goes on from there" if records.is_unfinished(out) else ""
+        raise KeyboardInterrupt(f"stopped{kept}") from None
     processes.leave()
     if not processes.first:
         return 0

@@ -84,14 +84,15 @@ def complete_run(
     place = data_dir or records.place_of_data(folder)
     split = data.load_test(experiment.dataset, data_dir=place)
     where = next(run.model.parameters()).device
-    began = time.monotonic()
+    began, whole = time.monotonic(), not records.is_unfinished(folder)
     certificates = certify(
         run.model, split.to(where), max_radius=max_radius, arithmetic=arithmetic, bounds=bounds,
-        domain=settings.domain, elide=settings.elide,
+        domain=settings.domain, elide=settings.elide, folder=folder,
     )  # fmt: skip
-    seconds = round(time.monotonic() - began, 1)
-    facts = records.read_environment(folder) | {"certification_seconds": seconds}
-    records.write_environment(folder, facts)
+    if whole:  # else it is the time of a part
+        seconds = round(time.monotonic() - began, 1)
+        facts = records.read_environment(folder) | {"certification_seconds": seconds}
+        records.write_environment(folder, facts)
     record_certification(folder, certificates, split)
     return certificates
 

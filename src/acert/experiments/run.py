@@ -309,6 +309,7 @@ def record_certification(
     folder = Path(out)
     records.write_certificates(folder, certificates.columns)
     records.write_examples(folder, examples(certificates, split))
+    records.drop_unfinished(folder)
     if attacks is None:
         (folder / records.ATTACKS).unlink(missing_ok=True)
     else:

@@ -9,6 +9,7 @@
 | `model.safetensors` | the weights, once the run is finished |
 | `state.safetensors`, `state.previous.safetensors` | the last two states to resume from |
 | `certificates.npz`, `examples.npz` | written by certification |
+| `certificates.unfinished-0.npz` | what a certification under way has proven so far |
 | `attacks.npz` | points of the first successful attacks; no part of a published record |
 
 The folder above may hold `sweep.json`, the plan of a sweep.
@@ -18,14 +19,19 @@ Everything is read as data: JSON, safetensors and plain arrays, nothing pickled.
 """
 
 from acert.records.certification import (
+    drop_unfinished,
+    is_unfinished,
     read_attacks,
     read_certificates,
     read_examples,
+    read_unfinished,
     rounded_down,
     rounded_up,
+    unfinished_file,
     write_attacks,
     write_certificates,
     write_examples,
+    write_unfinished,
 )
 from acert.records.files import (
     ATTACKS,
@@ -90,8 +96,10 @@ __all__ = [
     "check_free",
     "create",
     "drop_previous_state",
+    "drop_unfinished",
     "first_difference",
     "is_finished",
+    "is_unfinished",
     "make_writable",
     "place_of_data",
     "read_attacks",
@@ -103,9 +111,11 @@ __all__ = [
     "read_metrics",
     "read_state",
     "read_sweep",
+    "read_unfinished",
     "read_weights",
     "rounded_down",
     "rounded_up",
+    "unfinished_file",
     "write_attacks",
     "write_certificates",
     "write_config",
@@ -115,5 +125,6 @@ __all__ = [
     "write_metrics",
     "write_state",
     "write_sweep",
+    "write_unfinished",
     "write_weights",
 ]

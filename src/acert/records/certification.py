@@ -26,14 +26,19 @@ from acert.records.files import (
 from acert.untrusted import read_npz, shown, within
 
 __all__ = [
+    "drop_unfinished",
+    "is_unfinished",
     "read_attacks",
     "read_certificates",
     "read_examples",
+    "read_unfinished",
     "rounded_down",
     "rounded_up",
+    "unfinished_file",
     "write_attacks",
     "write_certificates",
     "write_examples",
+    "write_unfinished",
 ]
 
 # Of `Status`: misclassified, with radius 0; certified to max, so that the radius is `max_radius`
@@ -159,6 +164,47 @@ def write_examples(folder: Path, columns: Arrays) -> None:
 def read_examples(folder: Path) -> dict[str, Array]:
     """What `write_examples` was given."""
     return _read_arrays(folder / EXAMPLES)
+
+
+# The fields of `CertifiedRadius`, and margins at radius 0.
+_UNFINISHED = {
+    "value": "float64", "status": "uint8", "steps": "int32", "prediction": "int64",
+    "at_zero": "float64",
+}  # fmt: skip
+
+
+def unfinished_file(folder: Path, rank: int | str = 0) -> Path:
+    """Where a certification under way keeps what it has proven; one file a process."""
+    return folder / f"certificates.unfinished-{rank}.npz"
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a certification was stopped there."""
+    return any(folder.glob(unfinished_file(folder, "*").name))
+
+
+def drop_unfinished(folder: Path) -> None:
+    """Removes what was kept, once the certificates are written."""
+    for path in folder.glob(unfinished_file(folder, "*").name):
+        path.unlink(missing_ok=True)
+
+
+def write_unfinished(path: Path, columns: Arrays, *, question: str) -> None:
+    """Writes what is proven so far, with a digest of what was asked."""
+    _write_arrays(path, {**columns, "question": np.array(question)})
+
+
+def read_unfinished(path: Path) -> dict[str, Any] | None:
+    """What `write_unfinished` was given, or None where there is no such file."""
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = _read_arrays(path)
+    kinds = {name: str(column.dtype) for name, column in found.items() if name != "question"}
+    shapes = {column.shape for name, column in found.items() if name != "question"}
+    if kinds != _UNFINISHED or len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        raise RunError(f"{path} is damaged: its columns are {kinds}")
+    found["question"] = str(found.get("question"))
+    return found
 
 
 def write_attacks(folder: Path, columns: Arrays) -> None:
