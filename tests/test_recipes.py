@@ -363,3 +363,8 @@ def test_numbers_may_be_fractions(text, value):
 def test_other_numbers_are_refused(text):
     with pytest.raises(InvalidInput, match=r"a number is needed, such as 0.1 or 8/255; got"):
         number(text)
+
+
+def test_no_number_of_epochs_is_longer_than_a_config_holds():
+    with pytest.raises(InvalidInput, match=r"`epochs` must be below 2\^63 in size; got 10"):
+        with_epochs(recipe("digits", "acert"), 10**21)

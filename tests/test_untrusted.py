@@ -350,7 +350,7 @@ HUGE = 10**400  # JSON has whole numbers of any length
         (("data", "classes"), 5, "what it says of the data is incomplete"),
         (("experiment", "network", "width"), HUGE, "`width` must be"),
         (("experiment", "network", "width"), 10**12, "its network cannot be built"),
-        (("experiment", "settings", "epochs"), HUGE, "`epochs` must be a whole number"),
+        (("experiment", "settings", "epochs"), HUGE, r"`epochs` must be below 2\^63"),
         (("experiment", "settings", "domain"), [0, HUGE], "`domain` must be"),
     ],
 )

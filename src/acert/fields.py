@@ -23,6 +23,8 @@ def check_fields(cls: type, given: Mapping[str, Any]) -> None:
         if not _fits(value, kind):
             word = kind.__name__ if isinstance(kind, type) else str(kind)
             word = {int: "a whole number", float: "a number"}.get(kind, f"of type {word}")
+            if isinstance(value, Integral) and abs(int(value)) >= _LARGEST:
+                word = "below 2^63 in size"
             raise InvalidInput(f"`{name}` must be {word}; got {value!r}")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from acert.data import Augmentation
 from acert.errors import InvalidInput
+from acert.fields import check_fields
 from acert.methods import Method
 from acert.precision import PRECISIONS
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius
@@ -34,6 +35,7 @@ class Settings:
     augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
+        check_fields(type(self), vars(self))
         faults = [
             f"`{name}` must be {constraint}; got {value}"
             for name, constraint, value, fits in (
