@@ -72,6 +72,7 @@ class Certification:
     arithmetic: str
     bounds: str
     elide: bool
+    domain: tuple[float, float]
     samples: int
     test_set: int
     accuracy: float
@@ -107,6 +108,7 @@ def read_certification(folder: Path, *, classes: int) -> Certification:
         arithmetic=str(columns["arithmetic"]),
         bounds=str(columns["bounds"]),
         elide=bool(columns["elide"]),
+        domain=columns["domain"],
         samples=radius.size,
         test_set=zlib.crc32(label.tobytes()),
         accuracy=accuracy,
