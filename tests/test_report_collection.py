@@ -360,6 +360,16 @@ def test_what_cannot_be_compared_is_refused(tmp_path, changes, words):
         collect([tmp_path])
 
 
+def test_other_test_images_are_refused_where_records_tell(tmp_path):
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", seed=1, images=7)
+    make_run(tmp_path / "c", seed=2, images=7)
+    assert collect([tmp_path]).groups[0].n == 3  # older records do not tell
+    make_run(tmp_path / "d", seed=3, images=8)
+    with pytest.raises(InvalidInput, match=r"test images .* b has checksum 00000007, d has"):
+        collect([tmp_path])
+
+
 def test_choices_leave_one_kind(tmp_path):
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", dataset="mnist", max_radius=8.8 / 255)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Certificates:
     the sample is classified rightly. `attack_radius` is NaN where no attack was made, infinity
     where none succeeded up to `max_radius`, and 0 where the sample is classified wrongly.
     `violations` counts the attacks that contradict their certificate, float32 rounding apart;
-    -1 where none were made.
+    -1 where none were made. `images` is a checksum of the images, -1 where it is not known.
     """
 
     index: npt.NDArray[np.int64]
@@ -64,6 +65,7 @@ class Certificates:
     elide: bool = True
     domain: tuple[float, float] = (0.0, 1.0)
     violations: int = -1
+    images: int = -1
 
     def __len__(self) -> int:
         return len(self.index)
@@ -229,6 +231,7 @@ def certify(
         bounds=bounds,
         elide=elide,
         domain=domain,
+        images=zlib.crc32(np.ascontiguousarray(split.images.cpu().numpy()).data),
     )
 
 

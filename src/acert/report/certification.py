@@ -65,7 +65,8 @@ class Examples:
 class Certification:
     """What was proven of a test set; `class_radius` is NaN for a class without samples.
 
-    `test_set` tells test sets apart: a checksum of their labels.
+    `test_set` tells test sets apart: a checksum of their labels, and `images` one of their images,
+    -1 in older records.
     """
 
     max_radius: float
@@ -75,6 +76,7 @@ class Certification:
     domain: tuple[float, float]
     samples: int
     test_set: int
+    images: int
     accuracy: float
     acr: float
     art: float
@@ -111,6 +113,7 @@ def read_certification(folder: Path, *, classes: int) -> Certification:
         domain=columns["domain"],
         samples=radius.size,
         test_set=zlib.crc32(label.tobytes()),
+        images=int(columns["images"]),
         accuracy=accuracy,
         acr=acr,
         art=metrics.art(accuracy, acr),

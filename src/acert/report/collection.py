@@ -215,6 +215,8 @@ def check_comparable(runs: Sequence[Run]) -> None:
     certified = [(run.name, run.certification) for run in runs if run.certification is not None]
     for what, flag, read in _MEANING:
         _same(what, flag, [(name, read(one)) for name, one in certified])
+    told = [(name, f"checksum {one.images:08x}") for name, one in certified if one.images >= 0]
+    _same("test images", None, told)
 
 
 def _same(what: str, flag: str | None, values: Sequence[tuple[str, Any]]) -> None:
