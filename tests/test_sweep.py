@@ -316,6 +316,12 @@ def test_finished_runs_on_other_files_of_the_users_are_refused(call):
     assert "2 of 2 runs are finished already" in err
     told = refused(call(*words, "--data-dir", "two.npz"))
     assert "o/acert-k0-s0 cannot be resumed with another config: `data.sha256` is" in told
+    with np.load("one.npz") as one:
+        np.savez("three.npz", **{**one, "x_test": one["x_test"] + 1})
+    told = refused(call(*words, "--data-dir", "three.npz"))
+    assert "o/acert-k0-s0 was certified on other test images: remove its certificates" in told
+    Path("o", "acert-k0-s0", records.CERTIFICATES).unlink()
+    assert call(*words, "--data-dir", "three.npz")[0] == 0
 
 
 def test_sweep_skip_and_grow(call):
