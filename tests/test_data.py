@@ -159,6 +159,7 @@ def test_arrays_of_a_user_are_copied() -> None:
         (np.full((2, 3), np.nan), [0, 1], (0, 1), "inside the domain .* got values from nan"),
         (np.zeros((2, 3)), [0, 1], (1, 1), "`domain` must be two finite numbers"),
         (np.zeros((2, 3)), [0, 1], (0, np.inf), "`domain` must be two finite numbers"),
+        (np.full((2, 3), 1e39), [0, 1], (0, 1e40), "`domain` must be two finite numbers"),
         (np.zeros((2, 3)), [0.0, 1.0], (0, 1), "`labels` must be 2 integers; got float64"),
         (np.zeros((2, 3)), [0, 1, 1], (0, 1), r"`labels` must be 2 integers; .* \(3,\)"),
         (np.zeros((2, 3)), [-1, 1], (0, 1), r"`labels` must be in \[0, 99999\]; got -1 to 1"),

@@ -26,6 +26,23 @@ def colours(seed: int, height: int = 6, width: int = 5) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
+def deep_png(height: int = 6, width: int = 5) -> bytes:
+    """A black PNG in colour with 16 bits a channel, which Pillow cannot write."""
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(height * (1 + 6 * width)))))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in (*parts, (b"IEND", b""))
+    )
+
+
+def animation(form: str) -> bytes:
+    stream = io.BytesIO()
+    first, second = (Image.fromarray(colours(seed)) for seed in (0, 1))
+    first.save(stream, form, save_all=True, append_images=[second])
+    return stream.getvalue()
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Two classes of five training images and one test image each."""
@@ -51,6 +68,12 @@ def test_reads_classes_in_order(root: Path) -> None:
     test = data.load_test("folder", data_dir=root)
     assert test.labels.tolist() == [0, 1]
     np.testing.assert_array_equal(test.images[1].numpy(), colours(15).transpose(2, 0, 1))
+
+
+def test_few_bits_a_channel_are_read_as_eight() -> None:
+    content = b"P6 5 6 15\n" + bytes([0, 5, 15] * 30)
+    image = decode(content, form=Form(3, 6, 5), source="few.ppm")
+    assert image[:, 0, 0].tolist() == [0, 85, 255]
 
 
 def test_validation_is_a_fifth(root: Path) -> None:
@@ -84,6 +107,10 @@ def test_a_palette_is_colour(root: Path) -> None:
         (picture(colours(0), "RGBA"), "must be 8-bit grey or RGB without transparency; is RGBA"),
         (picture(colours(0), "P", transparency=0), "without transparency; is P"),
         (picture(np.zeros((6, 5), np.uint16)), "must be 8-bit grey or RGB"),
+        (deep_png(), "must be 8-bit grey or RGB; is RGB with 16 bits"),
+        (b"P6 5 6 65535\n" + bytes(180), "must be 8-bit grey or RGB; is RGB with 16 bits"),
+        (animation("PNG"), "must be a single image; is an animation of 2"),
+        (animation("WEBP"), "must be a single image; is an animation of 2"),
         (picture(colours(0))[:80], "is damaged"),
         (b"text", "is not a readable image"),
     ],

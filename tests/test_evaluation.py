@@ -1,5 +1,7 @@
 """Figures of a split: quick ones agree with proven ones, and columns mean what they say."""
 
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -175,6 +177,12 @@ def test_radii_are_below_the_proven_ones_and_survive_the_file(model, split, cert
     assert (again.accuracy, again.acr, again.art) == (
         certificates.accuracy, certificates.acr, certificates.art
     )  # fmt: skip
+
+
+def test_a_checksum_tells_test_images_apart(model, split, certificates):
+    assert certificates.images == zlib.crc32(split.images.numpy().tobytes())
+    other = Split(split.images.flip(0), split.labels)
+    assert certify(model, other, max_radius=MAX_RADIUS).images != certificates.images
 
 
 def test_figures_by_hand():

@@ -566,9 +566,9 @@ class Branching(nn.Module):
 def test_operations_that_cannot_be_exported_are_named(tmp_path):
     path, images = tmp_path / "x.onnx", torch.rand(2, 4)
     with pytest.raises(UnsupportedOperation, match="bessel_j0 has no counterpart in ONNX"):
-        write_plain(Bessel(), images, path)
+        write_plain(Bessel().eval(), images, path)
     with pytest.raises(UnsupportedOperation, match="cannot be exported: GuardOnDataDependent"):
-        write_plain(Branching(), images, path)
+        write_plain(Branching().eval(), images, path)
     unbounded = nn.Sequential(nn.Linear(4, 3), Bessel(), nn.Linear(3, 3)).eval()
     with pytest.raises(UnsupportedOperation, match=r"bessel_j0: it has no bound rule \(in module"):
         write_certified(CertifiedClassifier(unbounded, max_radius=0.1), images, path)
@@ -620,6 +620,20 @@ def test_benchmarks_are_refused_by_what_is_wrong(tmp_path):
 
 
 # -- what other verifiers say -------------------------------------------------------------
+
+
+def test_models_in_training_mode_are_not_written(tmp_path):
+    layers = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2)).eval()
+    before = layers[1].running_mean.clone()
+    layers[1].train()
+    images, labels = torch.rand(3, 2), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(InvalidInput, match=r"evaluation mode \(`model.eval\(\)`\); got 1 in train"):
+        write_plain(layers, images, tmp_path / "net.onnx")
+    layers.train()
+    with pytest.raises(InvalidInput, match=r"evaluation mode .* got itself in training"):
+        write_benchmark(layers, images, labels, tmp_path / "b", name="net", radius=0.1)
+    assert torch.equal(layers[1].running_mean, before)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_docs_show_what_verifiers_said():

@@ -374,7 +374,8 @@ def test_certificates_come_back(tmp_path):
     columns = certificates()
     records.write_certificates(tmp_path, columns)
     found = records.read_certificates(tmp_path)
-    assert found.keys() == {*columns, "violations"}
+    assert found.keys() == {*columns, "violations", "images"}
+    assert found["images"] == -1
     assert found["violations"] == -1  # no attack was made, or an older acert wrote the file
     records.write_certificates(tmp_path, columns | {"violations": 3})
     assert records.read_certificates(tmp_path)["violations"] == 3

@@ -158,7 +158,8 @@ def test_an_attack_at_a_certified_radius_raises_the_alarm(tmp_path, arithmetic, 
     make_run(tmp_path / "v" / "a", attack_radius=broken, arithmetic=arithmetic, violations=1)
     (alarm,) = collect([tmp_path / "v"]).alarms
     assert "1 of 40 attacked images" in alarm
-    assert "the bounds are wrong" in alarm
+    # As `acert certify --attack` says: no bound is wrong that was never promised.
+    assert ("nothing" if arithmetic == "nearest" else "the bounds are wrong") in alarm
 
 
 # -- damage -------------------------------------------------------------------------------
@@ -278,6 +279,27 @@ def test_runs_are_found_below_and_named_by_their_path(tmp_path):
     assert alone.name == "b"
 
 
+def test_a_link_to_runs_elsewhere_is_named(tmp_path):
+    make_run(tmp_path / "elsewhere" / "a")
+    top = make_run(tmp_path / "runs" / "b", seed=1).parent
+    for name, target in (
+        ("one", "../elsewhere/a"), ("all", "../elsewhere"), ("own", "b"), ("loop", "loop"),
+        ("unlike", tmp_path / "runs" / "b" / "events"),
+    ):  # fmt: skip
+        (top / name).symlink_to(target)
+    (top / "b" / "events").mkdir()
+    found, complaints = read_runs([top])
+    assert [run.name for run in found] == ["b"]
+    assert [line.split(" is a link")[0] for line in complaints] == [
+        f"skipped: {top / 'all'}",
+        f"skipped: {top / 'one'}",
+    ]
+    # Where it leads to is given too, nothing is left out.
+    found, complaints = read_runs([top, tmp_path / "elsewhere"])
+    assert [run.name for run in found] == ["b", "a"]
+    assert complaints == []
+
+
 def test_names_a_terminal_would_obey_are_made_harmless(tmp_path):
     (run,) = read_runs([make_run(tmp_path / "x" / "a\x1b[31m\nb").parent])[0]
     assert run.name == "a\ufffd[31m\ufffdb"
@@ -335,12 +357,25 @@ def test_a_copy_counts_once_and_the_certified_one_wins(tmp_path):
         ({"bounds": "crown-ibp"}, "bounds .* a has ibp, b has crown-ibp; choose .* --bounds"),
         ({"arithmetic": "float32"}, "arithmetic .* a has real, b has float32"),
         ({"elide": False}, "margins .* a has elided ones, b has plain ones"),
+        ({"domain": (-1.0, 1.0)}, r"domains .* a has \[0.0, 1.0\], b has \[-1.0, 1.0\]"),
+        ({"names": list("abcd")}, "classes .* a has 0, 1, 2, 3, b has a, b, c, d; give"),
+        ({"names": list("ab"), "certified": False}, "classes .* b has a, b"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(tmp_path, changes, words):
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", method="FastIBP", **changes)
     with pytest.raises(InvalidInput, match=words):
+        collect([tmp_path])
+
+
+def test_other_test_images_are_refused_where_records_tell(tmp_path):
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", seed=1, images=7)
+    make_run(tmp_path / "c", seed=2, images=7)
+    assert collect([tmp_path]).groups[0].n == 3  # older records do not tell
+    make_run(tmp_path / "d", seed=3, images=8)
+    with pytest.raises(InvalidInput, match=r"test images .* b has checksum 00000007, d has"):
         collect([tmp_path])
 
 
@@ -382,6 +417,14 @@ def test_seeds_make_a_group_with_their_mean_and_spread(tmp_path):
     assert group.attacked_acr is None
 
 
+def test_a_whole_number_is_one_setting_however_it_is_written(tmp_path):
+    make_run(tmp_path / "a", kappa=0, max_radius=1, settings={"domain": [0, 1]})
+    make_run(tmp_path / "b", kappa=0.0, max_radius=1.0, seed=1, settings={"domain": [0.0, 1.0]})
+    (group,) = collect([tmp_path]).groups
+    assert group.n == 2
+    assert group.label == "ACERT, \u03ba 0"
+
+
 def test_a_track_needs_a_common_epoch(tmp_path):
     runs = [read_run(make_run(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
     records.write_metrics(runs[1].folder, [{"epoch": 9, "loss": 1.0}])
@@ -419,14 +462,15 @@ def test_settings_are_told_apart_where_a_class_and_the_data_differ_too(tmp_path)
 
     make_run(tmp_path / "a", settings=solver("Brent", 1))
     make_run(tmp_path / "b", settings=solver("Brent", 2))
-    make_run(tmp_path / "c", settings=solver("PowerLaw", 2))
-    make_run(tmp_path / "d", settings=solver("PowerLaw", 2), names=["p", "q", "r", "s"])
+    for name, sha in (("c", "11"), ("d", "22")):
+        folder = make_run(tmp_path / name, settings=solver("PowerLaw", 2))
+        _config(lambda config, sha=sha: config["data"].update(sha256=sha))(folder)
     variants = {group.runs[0].name: group.variant for group in collect([tmp_path]).groups}
     assert variants["a"] == "method.solver Brent, root steps 1"
     assert variants["b"] == "method.solver Brent, root steps 2"
     # These two differ in their data alone.
-    assert variants["c"].startswith('method.solver PowerLaw, data.classes ["0')
-    assert variants["d"].startswith('method.solver PowerLaw, data.classes ["p')
+    assert variants["c"] == "method.solver PowerLaw, data.sha256 11"
+    assert variants["d"] == "method.solver PowerLaw, data.sha256 22"
 
 
 def test_variants_of_a_method_are_told_apart(tmp_path):

@@ -258,6 +258,13 @@ def test_looks_differ_while_there_are_any():
     assert [one.hollow for one in found.values()] == [False] * 8 + [True] * 8
 
 
+def test_many_variants_all_look_different():
+    # As a sweep over root steps, schedules and radii makes them.
+    found = looks([("ACERT", f"root steps {i}") for i in range(128)])
+    assert len(set(found.values())) == 128
+    assert len(looks([("ACERT", f"root steps {i}") for i in range(200)])) == 200
+
+
 def test_a_hollow_look_is_drawn_hollow():
     style = line_style(replace(look("ACERT", []), hollow=True))
     assert (style["markerfacecolor"], style["markeredgecolor"]) == ("white", "#0067a8")

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tests.made_runs import make_run
 
+from acert import records
 from acert.cli import main
 from acert.errors import RunError
 from acert.report import collect, page, write_figures, write_page, write_report
@@ -25,6 +26,7 @@ from acert.report.content import content
 from acert.report.picture import png
 
 EVIL = "</script><script>document.title='hit'</script><img src=x onerror=alert(1)>"
+NAMES = [EVIL, "b", "c", "d"]
 
 
 def _data(text):
@@ -37,10 +39,13 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for method, kappa, seed in itertools.product(("Acert", "FastIBP"), (0.0, 0.5), (0, 1)):
         name = f"{method.lower()}-k{kappa:g}-s{seed}"
-        make_run(folder / name, method=method, kappa=kappa, seed=seed, attacked=method == "Acert")
-    make_run(folder / "sabr", method="Sabr", certified=False)
+        make_run(
+            folder / name, method=method, kappa=kappa, seed=seed, attacked=method == "Acert",
+            names=NAMES,
+        )  # fmt: skip
+    make_run(folder / "sabr", method="Sabr", certified=False, names=NAMES)
     # A slash cannot be in a folder's name, but a config can hold anything.
-    make_run(folder / "evil <b>&amp;", method=EVIL, names=[EVIL, "b", "c", "d"])
+    make_run(folder / "evil <b>&amp;", method=EVIL, names=NAMES)
     (make_run(folder / "broken", seed=7) / "metrics.jsonl").write_text("{")
     return folder
 
@@ -91,7 +96,7 @@ def test_nothing_from_a_file_can_end_the_script(collection):
     text = page(collection)
     assert text.count("</script>") == 2
     assert EVIL not in text
-    assert _data(text)["classes"][0] in (EVIL, "0")
+    assert _data(text)["classes"][0] == EVIL
     assert any(group["method"] == EVIL for group in _data(text)["groups"])
 
 
@@ -156,6 +161,15 @@ def test_the_report_is_complete_and_can_be_made_again(collection, tmp_path):
     assert write_page(collection, tmp_path / "report") == paths[:3]
     assert paths[0].read_text(encoding="utf-8") == page(collection)
     assert (tmp_path / "report" / "mine.txt").read_text() == "kept"
+
+
+def test_numbers_whose_sum_is_not_finite_are_not_drawn(tmp_path):
+    rows = [{"epoch": epoch, "loss": 1.7e308, "train_accuracy": 1e307} for epoch in (1, 2)]
+    for seed in (0, 1):
+        records.write_metrics(make_run(tmp_path / "runs" / str(seed), seed=seed), rows)
+    collection = collect([tmp_path / "runs"])
+    assert collection.groups[0].track("loss") is None
+    assert content(collection)["tracks"] == []
 
 
 def test_figures_that_have_nothing_to_show_are_left_out(tmp_path):

@@ -36,6 +36,7 @@ from acert.experiments.run import (
     train_run,
 )
 from acert.methods import METHODS, Acert, CrownIBP, FastIBP, Sabr, Standard
+from acert.report import group_runs, read_runs
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius
 from acert.settings import Settings
 
@@ -889,6 +890,19 @@ def test_own_runs_can_be_recorded_and_resumed(tmp_path):
     assert run.folder == folder
     assert weights(folder) == weights(tmp_path / "whole")
     assert figures(folder) == figures(tmp_path / "whole")
+
+
+def test_own_networks_of_one_class_are_told_apart(reference, tmp_path):
+    for seed, width in ((0, 4), (1, 4), (2, 6)):
+        train(
+            models.mlp(2, [width], 3), blobs(), method=Acert(), max_radius=0.1, epochs=1,
+            progress=False, seed=seed, out=tmp_path / str(seed),
+        )  # fmt: skip
+    groups = group_runs(read_runs([tmp_path])[0])
+    assert [[run.name for run in group.runs] for group in groups] == [["0", "1"], ["2"]]
+    assert [group.variant for group in groups] == ["parameters 27", "parameters 39"]
+    # What a recipe builds is known by its config alone.
+    assert "parameters" not in records.read_config(reference)
 
 
 @pytest.mark.parametrize(

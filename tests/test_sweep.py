@@ -304,6 +304,26 @@ def test_runs_of_several_data_sets_have_a_report_each(call, tmp_path):
     ]
 
 
+def test_finished_runs_on_other_files_of_the_users_are_refused(call):
+    labels = np.arange(40) % 10
+    for name, shade in (("one.npz", 0), ("two.npz", 9)):
+        images = np.full((40, 1, 8, 8), shade, np.uint8)
+        np.savez(name, x_train=images, y_train=labels, x_test=images, y_test=labels)
+    words = ["--dataset", "npz", "--max-radius", "0.1", "--batch-size", "16", *TINY, "--out", "o"]
+    _, first, _ = call(*words, "--seeds", "0,1", "--data-dir", "one.npz")
+    status, out, err = call(*words, "--seeds", "0,1", "--data-dir", "one.npz")
+    assert (status, out) == (0, first)
+    assert "2 of 2 runs are finished already" in err
+    told = refused(call(*words, "--data-dir", "two.npz"))
+    assert "o/acert-k0-s0 cannot be resumed with another config: `data.sha256` is" in told
+    with np.load("one.npz") as one:
+        np.savez("three.npz", **{**one, "x_test": one["x_test"] + 1})
+    told = refused(call(*words, "--data-dir", "three.npz"))
+    assert "o/acert-k0-s0 was certified on other test images: remove its certificates" in told
+    Path("o", "acert-k0-s0", records.CERTIFICATES).unlink()
+    assert call(*words, "--data-dir", "three.npz")[0] == 0
+
+
 def test_sweep_skip_and_grow(call):
     words = ["--methods", "acert,fastibp", "--seeds", "0,1", *TINY, "--out", "out"]
     status, out, err = call(*words)

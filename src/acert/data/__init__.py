@@ -23,6 +23,7 @@ from acert.errors import InvalidInput
 
 __all__ = [
     "NAMES",
+    "OWN",
     "Augmentation",
     "Dataset",
     "Draws",
@@ -65,6 +66,8 @@ _SOURCES = {
     "folder": _Source(folder.read_train, folder.read_test, facts=folder.read_facts),
 }
 NAMES = tuple(_SOURCES)
+# Those whose files are the user's, and may be others tomorrow.
+OWN = tuple(name for name, source in _SOURCES.items() if not isinstance(source.facts, Facts))
 
 
 def load(

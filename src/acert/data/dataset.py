@@ -1,6 +1,5 @@
 """What a data set is: images and labels as tensors, and the split of one into two."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -165,8 +164,12 @@ def split_from_arrays(
 ) -> Split:
     """Arrays as checked tensors; float64 images are rounded to float32."""
     low, high = domain
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise InvalidInput(f"`domain` must be two finite numbers, low < high; got {domain}")
+    # Beyond, images inside the domain would be rounded to infinity.
+    largest = torch.finfo(torch.float32).max
+    if not -largest <= low < high <= largest:
+        raise InvalidInput(
+            f"`domain` must be two finite numbers of float32, low < high; got {domain}"
+        )
     x, y = _array("images", images), _array("labels", labels)
     if x.dtype.kind != "f" and x.dtype != np.uint8:
         raise InvalidInput(f"`images` must be uint8 or float; got {x.dtype}")

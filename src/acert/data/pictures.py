@@ -97,8 +97,21 @@ def _opened(content: bytes, source: Path | str, formats: Sequence[str]) -> Any:
 def _form(image: Any, source: Path | str) -> Form:
     if image.mode not in _CHANNELS or "transparency" in image.info:
         raise DataError(f"{source} must be 8-bit grey or RGB without transparency; is {image.mode}")
+    # Pillow would drop half of the bits, or all images but the first, without a word.
+    if _is_deep(image):
+        raise DataError(f"{source} must be 8-bit grey or RGB; is RGB with 16 bits a channel")
+    if getattr(image, "n_frames", 1) > 1:
+        raise DataError(f"{source} must be a single image; is an animation of {image.n_frames}")
     width, height = image.size
     return Form(_CHANNELS[image.mode], height, width)
+
+
+def _is_deep(image: Any) -> bool:
+    """Whether the colours of a PNG or a PPM have more than 8 bits, which its mode does not tell."""
+    coding = image.tile[0][3] if image.tile else None
+    if image.format == "PPM" and isinstance(coding, tuple):
+        return bool(coding[1] > 255)
+    return image.format == "PNG" and coding == "RGB;16B"
 
 
 def _pillow() -> ModuleType:

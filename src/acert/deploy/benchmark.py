@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from acert.arithmetic import ieee_arithmetic
 from acert.bounds.checks import check_images, check_labels
 from acert.bounds.margin import margin
-from acert.deploy.onnx_file import write_plain
+from acert.deploy.onnx_file import check_evaluation, write_plain
 from acert.errors import InvalidInput, RunError
 from acert.records import make_writable
 
@@ -55,6 +55,7 @@ def write_benchmark(
     precision a verifier reads it in. `radius` is exact as a fraction. Properties are numbered
     from `first` on, the place of the first image in its test set; `timeout` is in seconds.
     """
+    check_evaluation(model)
     check_images(images, domain)
     check_labels(labels, images)
     if not 0 < radius < float("inf"):

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from acert.bounds.checks import check_images, check_model
 from acert.deploy.classifier import CertifiedClassifier
 from acert.deploy.plain_graph import simplify
-from acert.errors import AcertError, UnsupportedOperation
+from acert.errors import AcertError, InvalidInput, UnsupportedOperation
 from acert.radius import certified_radius
 from acert.records import make_writable
 from acert.records.files import write
 from acert.version import __version__
 
-__all__ = ["write_certified", "write_plain"]
+__all__ = ["check_evaluation", "write_certified", "write_plain"]
 
 _PACKAGES = ("onnx", "onnxscript")
 _MEANING = (
@@ -93,13 +93,24 @@ def write_plain(
 ) -> None:
     """Writes the model alone as one ONNX file: `images` in, `logits` out.
 
-    `images` are as for `write_certified`. `batch` fixes the batch size, which some verifiers need.
+    `images` are as for `write_certified`; the model is in evaluation mode. `batch` fixes the
+    batch size, which some verifiers need.
     """
     check_model(model, images)
+    check_evaluation(model)
     check_images(images, None)
     program = _program(model, images, ["logits"], batch=batch)
     simplify(program.model.graph)
     _write(program, path, {"training": json.dumps(record or {})})
+
+
+def check_evaluation(model: nn.Module) -> None:
+    """Refuses a model that would be written as it trains: with noise, and a batch's statistics."""
+    training = [name or "itself" for name, module in model.named_modules() if module.training]
+    if training:
+        raise InvalidInput(
+            f"`model` must be in evaluation mode (`model.eval()`); got {training[0]} in training"
+        )
 
 
 def _program(model: nn.Module, images: Tensor, outputs: list[str], *, batch: int | None) -> Any:

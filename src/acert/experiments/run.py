@@ -128,7 +128,7 @@ def train_run(
             local={"data_dir": None if data_dir is None else str(Path(data_dir).resolve())},
             go_on=go_on,
             processes=processes,
-            ahead=model is None,  # else only the caller could build it again
+            own=model is not None,
         )  # fmt: skip
 
 
@@ -336,9 +336,12 @@ def _run(
     local: dict[str, Any],
     go_on: str,
     processes: Processes = ALONE,
-    ahead: bool = False,
+    own: bool = True,
 ) -> Run:
-    """Checks, prepares the folder, trains to the end and writes what the run leaves behind."""
+    """Checks, prepares the folder, trains to the end and writes what the run leaves behind.
+
+    A model of the caller's `own` can be built by nobody else, and its name says little of it.
+    """
     if folder is not None:
         check_savable(model)
     if not processes.first:
@@ -370,9 +373,10 @@ def _run(
             listeners.append(Events(_within(folder / "events", folder)))
         if not resume:
             records.create(folder)
-            records.write_config(folder, config | {"data": facts})
+            size = {"parameters": sum(each.numel() for each in model.parameters())} if own else {}
+            records.write_config(folder, config | size | {"data": facts})
             records.write_local(folder, local)
-        if ahead and _compiles(device, processes):
+        if not own and _compiles(device, processes):
             listeners.append(Ahead(folder))
     execution.start(resume=resume, command=command)
     with stop_on_signal(execution):

@@ -60,6 +60,7 @@ _VALUES = {
     "bounds": "U",
     "elide": "b",
     "violations": "iu",
+    "images": "iu",
 }
 
 
@@ -69,7 +70,7 @@ def write_certificates(folder: Path, columns: Mapping[str, Any]) -> None:
     `columns` has index, label, prediction, radius, status, margin (at radius 0) and
     attack_radius (NaN where none was looked for, infinity where no attack succeeded, otherwise
     rounded up to float32), one entry a sample each, and besides the values max_radius,
-    arithmetic, bounds, elide, domain and violations. Radii are stored as float32, rounded
+    arithmetic, bounds, elide, domain, violations and images. Radii are stored as float32, rounded
     towards 0, so that they stay proven.
     """
     stored = {name: np.asarray(value) for name, value in columns.items()}
@@ -89,7 +90,8 @@ def read_certificates(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = _read_arrays(path)
     if "radius" in found:
         found.setdefault("index", np.arange(len(found["radius"])))
-    found.setdefault("violations", np.array(-1))  # older files do not tell
+    for name in ("violations", "images"):
+        found.setdefault(name, np.array(-1))  # older files do not tell
     absent = sorted({*_COLUMNS, *_VALUES, "domain"} - set(found))
     if absent:
         raise RunError(f"{path} is damaged: it does not hold {', '.join(absent)}")

@@ -52,7 +52,8 @@ def looks(series: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Look]:
     """How each pair of a method and its variant is drawn.
 
     The first variant of one of the paper's methods looks as that method always does. All others
-    take what is free, and once nothing is, hollow markers.
+    take what is free; once nothing is, hollow markers, and then colours with the markers and
+    dashes of others. The first 128 differ.
     """
     own: dict[tuple[str, str], Look] = {}
     for method, variant in series:
@@ -61,5 +62,9 @@ def looks(series: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Look]:
     spare = [*_LOOKS[len(METHOD_NAMES) :], *_LOOKS[: len(METHOD_NAMES)]]
     free = [one for one in spare if one not in own.values()]
     free += [replace(one, hollow=True) for one in spare]
+    for shift in range(1, len(spare)):
+        pairs = zip(spare, [*spare[shift:], *spare[:shift]], strict=True)
+        mixed = [replace(one, marker=other.marker, dashes=other.dashes) for one, other in pairs]
+        free += [*mixed, *(replace(one, hollow=True) for one in mixed)]
     others = [pair for pair in series if pair not in own]
     return own | {pair: free[i % len(free)] for i, pair in enumerate(others)}

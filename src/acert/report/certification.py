@@ -65,15 +65,18 @@ class Examples:
 class Certification:
     """What was proven of a test set; `class_radius` is NaN for a class without samples.
 
-    `test_set` tells test sets apart: a checksum of their labels.
+    `test_set` tells test sets apart: a checksum of their labels, and `images` one of their images,
+    -1 in older records.
     """
 
     max_radius: float
     arithmetic: str
     bounds: str
     elide: bool
+    domain: tuple[float, float]
     samples: int
     test_set: int
+    images: int
     accuracy: float
     acr: float
     art: float
@@ -107,8 +110,10 @@ def read_certification(folder: Path, *, classes: int) -> Certification:
         arithmetic=str(columns["arithmetic"]),
         bounds=str(columns["bounds"]),
         elide=bool(columns["elide"]),
+        domain=columns["domain"],
         samples=radius.size,
         test_set=zlib.crc32(label.tobytes()),
+        images=int(columns["images"]),
         accuracy=accuracy,
         acr=acr,
         art=metrics.art(accuracy, acr),

@@ -7,6 +7,7 @@ data set or were certified to another radius, are refused by name: a plot of bot
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,7 @@ _MEANING: tuple[tuple[str, str | None, Callable[[Certification], Any]], ...] = (
     ("bounds", "--bounds", lambda one: one.bounds),
     ("arithmetic", "--arithmetic", lambda one: one.arithmetic),
     ("margins", None, lambda one: "elided ones" if one.elide else "plain ones"),
+    ("domains", None, lambda one: list(one.domain)),
 )
 # What an attack inside a certified radius means, where it need not be a wrong bound.
 _INSIDE = {
@@ -76,11 +78,12 @@ class Collection:
     @property
     def alarms(self) -> tuple[str, ...]:
         """A sentence on each group in which attacks succeeded inside certified radii."""
-        wrong = "the bounds are wrong"
-        unsure = _INSIDE.get(self.certification.arithmetic, wrong)
+        wrong, arithmetic = "the bounds are wrong", self.certification.arithmetic
+        unsure = _INSIDE.get(arithmetic, wrong)
         return tuple(
             f"{group.label}: {group.attacks_inside} of {group.attacked_images} attacked images "
-            f"were broken inside their certified radius; {wrong if group.judged else unsure}"
+            "were broken inside their certified radius; "
+            f"{wrong if group.judged and arithmetic != 'nearest' else unsure}"
             for group in self.certified_groups
             if group.attacks_inside
         )
@@ -159,6 +162,10 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
         found = {path.parent for path in top.rglob(records.CONFIG)}
         # Certificates of a model that was trained elsewhere; what method they show is not known.
         found |= {path.parent for path in top.rglob(records.CERTIFICATES)}
+        complaints += [
+            f"skipped: {printable(str(link))} is a link out of the folder; give what it leads to"
+            for link in _links_out(top, folders)
+        ]
         for folder in sorted(found):
             if folder.resolve() in seen:
                 continue
@@ -179,6 +186,23 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     return runs, complaints
 
 
+def _links_out(top: Path, folders: Sequence[Path]) -> list[Path]:
+    """Links below a folder that lead to runs outside of all folders: nothing follows them."""
+    inside = [folder.resolve() for folder in folders]
+    links = [
+        Path(place, name)
+        for place, names, _ in os.walk(top)
+        for name in names
+        if Path(place, name).is_symlink()
+    ]
+    return sorted(
+        link
+        for link in links
+        if not any(link.resolve().is_relative_to(folder) for folder in inside)
+        and any((*link.glob(records.CONFIG), *link.glob(f"*/{records.CONFIG}")))
+    )
+
+
 def counted(number: int, word: str) -> str:
     """Such as "1 run" and "2 runs"."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
@@ -187,9 +211,13 @@ def counted(number: int, word: str) -> str:
 def check_comparable(runs: Sequence[Run]) -> None:
     """Refuses runs that may not stand in one plot, naming two of them and the difference."""
     _same("data sets", "--dataset", [(run.name, run.dataset) for run in runs])
+    # Uncertified ones too: the page has one name a class.
+    _same("classes", None, [(run.name, ", ".join(run.classes)) for run in runs])
     certified = [(run.name, run.certification) for run in runs if run.certification is not None]
     for what, flag, read in _MEANING:
         _same(what, flag, [(name, read(one)) for name, one in certified])
+    told = [(name, f"checksum {one.images:08x}") for name, one in certified if one.images >= 0]
+    _same("test images", None, told)
 
 
 def _same(what: str, flag: str | None, values: Sequence[tuple[str, Any]]) -> None:

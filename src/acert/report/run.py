@@ -6,7 +6,6 @@ Histories are thinned, so that a page with hundreds of runs stays light.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +40,8 @@ METHOD_NAMES = {
     "Standard": "Standard",
 }
 _HISTORY_POINTS = 100
+# Sums over seeds, and per cent, of what is not above this are finite too.
+_LARGEST = 1e100
 # Facts of a row that are no curve.
 _NO_CURVE = frozenset({"epoch", "step", "seconds"})
 
@@ -161,9 +162,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     """Whether it is one that can be drawn: NaN is a float to JSON, and a bool an int to Python."""
     # Compared: whether an integer of a thousand digits is finite cannot be asked.
     return (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and abs(value) <= sys.float_info.max
+        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
     )
 
 
@@ -176,12 +175,19 @@ def _root_steps(path: Path, solver: object) -> int | None:
 def _flat(value: object, drop: set[str] | None = None, name: str = "") -> dict[str, str]:
     """Every leaf of nested objects as text, by its dotted name."""
     if not isinstance(value, Mapping):
-        return {name: json.dumps(value)}
+        return {name: json.dumps(_plain(value))}
     found: dict[str, str] = {}
     for key, item in value.items():
         if drop is None or key not in drop:
             found |= _flat(item, drop, f"{name}.{key}" if name else str(key))
     return found
+
+
+def _plain(value: Any) -> Any:
+    """The value with whole numbers as such: kappa 0 and 0.0 are one setting."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _environment(folder: Path) -> Environment:

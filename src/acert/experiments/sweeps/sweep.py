@@ -15,13 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import final
+from typing import Any, final
 
 from acert import data, records
 from acert.errors import InvalidInput, RunError
-from acert.evaluation import Certificates, Evaluation
+from acert.evaluation import Certificates, Evaluation, checksum
 from acert.experiments.budget import Pace, epochs_left, spoken
 from acert.experiments.complete import found_certificates
+from acert.experiments.preparation import data_facts, refuse_other
 from acert.experiments.sweeps.board import Board, Outcome
 from acert.experiments.sweeps.engine import Engine
 from acert.experiments.sweeps.plan import Plan, PlannedRun
@@ -63,6 +64,9 @@ class Sweep:
         self.arithmetic = arithmetic
         self.bounds = bounds
         self.command = command
+        # Of the data sets that are the user's own files, once they are asked for.
+        self.facts: dict[tuple[str, bool], dict[str, Any]] = {}
+        self.images: dict[str, int] = {}
         self.pace = Pace(device)
         for run in self.plan.runs:
             self.pace.learn(run.experiment, out / run.name)
@@ -70,7 +74,8 @@ class Sweep:
     def found(self, run: PlannedRun) -> Outcome | None:
         """The outcome of a run that is finished and certified; None if there is work to do.
 
-        A folder that holds another config is refused; one whose config is damaged has failed.
+        A folder that holds another config, or a run on other data, is refused; one whose config
+        is damaged has failed.
         """
         folder = self.out / run.name
         try:
@@ -81,6 +86,7 @@ class Sweep:
         certificates = self._certificates(run)
         if certificates is None:
             return None
+        self._refuse_other_data(run, certificates)
         return Outcome(run=run, kind="found", figures=_figures(certificates))
 
     def standing(self, run: PlannedRun) -> str:
@@ -197,6 +203,25 @@ class Sweep:
             stream.write((report.details or report.reason).encode())
         reason = report.reason or "it was stopped"
         return Outcome(run=run, kind="failed", reason=reason, seconds=seconds)
+
+    def _refuse_other_data(self, run: PlannedRun, certificates: Certificates) -> None:
+        """Refuses a finished run on files of the user's own that have changed since."""
+        name, whole = run.experiment.dataset, run.experiment.train_on_all
+        folder = self.out / run.name
+        if name not in data.OWN:
+            return
+        if (name, whole) not in self.facts:
+            found = data.load(name, data_dir=self.data_dir, train_on_all=whole)
+            self.facts[name, whole] = data_facts(found)
+        refuse_other(folder, "data", self.facts[name, whole])
+        if name not in self.images:
+            self.images[name] = checksum(data.load_test(name, data_dir=self.data_dir))
+        # Older certificates do not tell.
+        if certificates.images not in (-1, self.images[name]):
+            raise RunError(
+                f"the run in {folder} was certified on other test images: remove its "
+                f"{records.CERTIFICATES}, and it is certified again"
+            )
 
     def _certificates(self, run: PlannedRun) -> Certificates | None:
         return found_certificates(
