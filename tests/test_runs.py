@@ -1002,6 +1002,65 @@ def test_checks_leave_the_running_statistics_alone(monkeypatch):
     assert [module.training for module in model] == [True, False, True, True]
 
 
+class _Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x
+
+
+@pytest.mark.parametrize("method", [Acert(), Sabr(), Standard()], ids=lambda m: type(m).__name__)
+def test_a_model_that_counts_its_calls_counts_the_steps_alone(method):
+    model = nn.Sequential(nn.Linear(2, 8), _Counts(), nn.ReLU(), nn.Linear(8, 3))
+    samples = blobs()
+    run = train(
+        model, samples, method=method, max_radius=0.1, epochs=2, validation=samples,
+        validate_every=1, progress=False,
+    )  # fmt: skip
+    assert model[1].calls.item() == run.history[-1]["step"]
+
+
+def test_a_lazy_model_gets_its_shapes_before_training():
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+    run = train(model, blobs(), method=Acert(), max_radius=0.1, epochs=2, progress=False)
+    assert model[1].num_batches_tracked.item() == run.history[-1]["step"]
+
+
+class _Asks(nn.Module):
+    def forward(self, x):
+        return 3 * x if isinstance(x, torch.Tensor) else x
+
+
+class _Mixes(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0, keepdim=True)
+
+
+class _Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn(x.shape) if self.training else x
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (_Asks, "something else of images than of intervals"),
+        (_Mixes, "or of one image than of several"),
+        (_Noisy, "in training mode: it draws random numbers"),
+    ],
+)
+def test_bounds_of_another_network_are_not_trained(tmp_path, layer, message):
+    model = nn.Sequential(nn.Linear(2, 8), layer(), nn.ReLU(), nn.Linear(8, 3))
+    words = {"max_radius": 0.1, "epochs": 1, "progress": False}
+    with pytest.raises(UnsupportedOperation, match=message):
+        train(model, blobs(), method=Acert(), out=tmp_path / "run", **words)
+    assert not (tmp_path / "run").exists()
+    train(model, blobs(), method=Standard(), **words)
+
+
 def test_a_single_sample_is_refused_for_its_batch(tmp_path):
     model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     with pytest.raises(InvalidInput, match="`batch_size` must be at"):
