@@ -1002,6 +1002,28 @@ def test_checks_leave_the_running_statistics_alone(monkeypatch):
     assert [module.training for module in model] == [True, False, True, True]
 
 
+class _Frozen(nn.Sequential):
+    """Keeps its batch norm in evaluation; its `train` returns nothing, as many do."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[1].eval()
+
+
+def test_a_train_method_that_returns_nothing_is_enough(tmp_path):
+    def build(*_):
+        return _Frozen(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+    words = {"method": Acert(), "max_radius": 0.1, "epochs": 1, "progress": False}
+    trained = train(build(), blobs(), out=tmp_path / "run", **words).model
+    assert trained[1].num_batches_tracked.item() == 0
+    again = train(build(), blobs(), out=tmp_path / "run", resume=True, **words).model
+    loaded = acert.load_model(tmp_path / "run", model=build())
+    for found in (again, loaded):
+        assert torch.equal(found[0].weight, trained[0].weight)
+        assert not any(module.training for module in found.modules())
+
+
 class _Counts(nn.Module):
     def __init__(self):
         super().__init__()

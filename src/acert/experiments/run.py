@@ -323,13 +323,14 @@ def _run(
     execution = Execution(trainer, validation, validate_every, folder, save_every, listeners)
     finished = folder is not None and resume and records.is_finished(folder)
     if processes.as_first(finished):
+        model.eval()  # by itself: a module's own `train` may return nothing
         if folder is None:
-            return Run(model.eval(), [])
+            return Run(model, [])
         refuse_other(folder, "data", facts)
         weights = records.read_weights(folder)
         fitted(folder, lambda: model.load_state_dict(to_tensors(weights)))
         listener.note(f"the run in {folder} is finished already")
-        return Run(model.eval(), records.read_metrics(folder), folder)
+        return Run(model, records.read_metrics(folder), folder)
     if folder is not None:
         if resume:
             refuse_other(folder, "data", facts)
