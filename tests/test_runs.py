@@ -919,6 +919,7 @@ def test_own_runs_can_be_recorded_and_resumed(tmp_path):
         ({"elide": 1}, "`elide` must be of type bool; got 1"),
         ({"domain": [0.0, 1.0, 2.0]}, r"`domain` must be of type tuple\[float, float\]"),
         ({"domain": 1}, r"`domain` must be of type tuple\[float, float\]"),
+        ({"augmentation": data.Augmentation(padding=1, flip=True)}, r"images.*inputs of \(2,\)"),
         ({"seed": None}, "`seed` must be a whole number; got None"),
         ({"seed": -1}, r"`seed` must be in \[0, 9999999\]; got -1"),
     ],

@@ -190,5 +190,7 @@ def split_from_arrays(
 
 def _array(values: torch.Tensor | npt.ArrayLike) -> npt.NDArray[Any]:
     if isinstance(values, torch.Tensor):
-        return values.detach().cpu().numpy()
+        values = values.detach().cpu()
+        # NumPy does not know it, and float32 holds every value.
+        return (values.float() if values.dtype is torch.bfloat16 else values).numpy()
     return np.asarray(values)

@@ -187,6 +187,11 @@ def check_fit(model: nn.Module, dataset: Dataset, settings: Settings, *, exact: 
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InvalidInput("`model` must have parameters to train; got none")
     check_unwrapped(model)
+    if settings.augmentation is not None and len(dataset.input_shape) != 3:
+        raise InvalidInput(
+            "`augmentation` must come with images of shape (channels, height, width); "
+            f"got inputs of {dataset.input_shape}"
+        )
     images, labels = to_float(dataset.train.images[:2]), dataset.train.labels[:2]
     with evaluation_mode(model), torch.no_grad():
         try:
