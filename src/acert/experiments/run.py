@@ -189,7 +189,9 @@ def train(
     with its peak at 2e-3, or at `learning_rate` if that is a number; a radius cap that rises
     from epoch 2 on for 40 % of the epochs. With `validation`, accuracy, ACR and ART of those
     samples are in the history every `validate_every` epochs and at the end. `device=None` is
-    where the model is.
+    where the model is. Every part of it is put into training mode by `model.train()`, and into
+    evaluation at the end: a batch norm that is to keep its statistics needs a `train` method of
+    its own, `eval()` before the call is not enough.
 
     >>> from acert import models
     >>> from acert.methods import Acert
