@@ -141,6 +141,11 @@ def test_arrays_of_a_user_become_a_data_set() -> None:
     np.testing.assert_allclose(mine.train.images.numpy(), images, rtol=1e-6)
 
 
+def test_bfloat16_images_keep_their_values() -> None:
+    images = torch.linspace(0, 1, 12).reshape(4, 3).bfloat16()
+    assert torch.equal(data.from_arrays(images, [0, 1, 0, 1]).train.images, images.float())
+
+
 def test_arrays_of_a_user_are_copied() -> None:
     images = np.zeros((2, 3), np.float32)
     mine = data.from_arrays(images, [0, 1])

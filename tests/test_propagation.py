@@ -497,6 +497,49 @@ def test_a_norm_that_keeps_no_statistics_is_not_sent_to_evaluation():
         ends_of(model, images(6, 3), images(6, 3) + 1)
 
 
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class _Own(nn.Module):
+    def forward(self, x):
+        return _Doubled.apply(x)
+
+
+def test_an_autograd_function_that_would_cut_gradients_off_is_refused():
+    model = nn.Sequential(nn.Linear(3, 4), _Own(), nn.Linear(4, 2))
+    lower, upper = images(6, 3), images(6, 3) + 1
+    with pytest.raises(acert.UnsupportedOperation, match=r"gradients of bounds end.*`1`, _Own"):
+        acert.interval_bounds(model, lower, upper)
+    plain = nn.Sequential(model[0], nn.Identity(), nn.Linear(4, 2))
+    plain[2].weight, plain[2].bias = nn.Parameter(2 * model[2].weight), model[2].bias
+    expected = ends_of(plain, lower, upper)
+    with torch.no_grad():
+        found = acert.interval_bounds(model, lower, upper)
+    torch.testing.assert_close(torch.stack(found.ends()), expected)
+    # Nothing is lost where nothing before it is trained.
+    acert.interval_bounds(nn.Sequential(_Own(), nn.Linear(3, 2)), lower, upper).lower.sum()
+    model[0].requires_grad_(False)
+    acert.interval_bounds(model, lower, upper).lower.sum().backward()
+    assert model[2].weight.grad.abs().sum() > 0
+
+
+def test_inference_mode_inside_of_a_model_is_no_autograd_function():
+    class Fixed(nn.Linear):
+        @torch.inference_mode()
+        def forward(self, x):
+            return super().forward(x)
+
+    model = nn.Sequential(Fixed(3, 4), nn.ReLU())
+    assert not acert.interval_bounds(model, images(6, 3), images(6, 3) + 1).lower.requires_grad
+
+
 def test_too_few_statistics_are_refused():
     model, batch = Nested().train(), images(6, 2, 4, 4)
     _, statistics = acert.clean_pass(model, batch)

@@ -176,6 +176,10 @@ def test_l1_is_the_sum_of_absolute_weights():
     assert model[3].bias.grad is None
 
 
+def test_a_model_without_matrices_has_no_l1_norm():
+    assert l1_norm(nn.BatchNorm1d(3)).item() == 0
+
+
 def test_gradients_keep_the_layout_of_channels_last_convolutions():
     seen = []
     conv = nn.Conv2d(3, 4, 3, padding=1).to(memory_format=torch.channels_last)

@@ -933,6 +933,7 @@ def test_own_networks_of_one_class_are_told_apart(reference, tmp_path):
         ({"elide": 1}, "`elide` must be of type bool; got 1"),
         ({"domain": [0.0, 1.0, 2.0]}, r"`domain` must be of type tuple\[float, float\]"),
         ({"domain": 1}, r"`domain` must be of type tuple\[float, float\]"),
+        ({"augmentation": data.Augmentation(padding=1, flip=True)}, r"images.*inputs of \(2,\)"),
         ({"seed": None}, "`seed` must be a whole number; got None"),
         ({"learning_rate": "1e-3"}, "`learning_rate` must be a number above 0.*; got '1e-3'"),
         ({"learning_rate": -1}, r"`learning_rate` must be .* such as OneCycle\(\); got -1"),
@@ -1033,6 +1034,87 @@ def test_checks_leave_the_running_statistics_alone(monkeypatch):
         train(model, blobs(), method=Acert(), max_radius=0.1, epochs=1, progress=False)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [module.training for module in model] == [True, False, True, True]
+
+
+class _Frozen(nn.Sequential):
+    """Keeps its batch norm in evaluation; its `train` returns nothing, as many do."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[1].eval()
+
+
+def test_a_train_method_that_returns_nothing_is_enough(tmp_path):
+    def build(*_):
+        return _Frozen(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+    words = {"method": Acert(), "max_radius": 0.1, "epochs": 1, "progress": False}
+    trained = train(build(), blobs(), out=tmp_path / "run", **words).model
+    assert trained[1].num_batches_tracked.item() == 0
+    again = train(build(), blobs(), out=tmp_path / "run", resume=True, **words).model
+    loaded = acert.load_model(tmp_path / "run", model=build())
+    for found in (again, loaded):
+        assert torch.equal(found[0].weight, trained[0].weight)
+        assert not any(module.training for module in found.modules())
+
+
+class _Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x
+
+
+@pytest.mark.parametrize("method", [Acert(), Sabr(), Standard()], ids=lambda m: type(m).__name__)
+def test_a_model_that_counts_its_calls_counts_the_steps_alone(method):
+    model = nn.Sequential(nn.Linear(2, 8), _Counts(), nn.ReLU(), nn.Linear(8, 3))
+    samples = blobs()
+    run = train(
+        model, samples, method=method, max_radius=0.1, epochs=2, validation=samples,
+        validate_every=1, progress=False,
+    )  # fmt: skip
+    assert model[1].calls.item() == run.history[-1]["step"]
+
+
+def test_a_lazy_model_gets_its_shapes_before_training():
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+    run = train(model, blobs(), method=Acert(), max_radius=0.1, epochs=2, progress=False)
+    assert model[1].num_batches_tracked.item() == run.history[-1]["step"]
+
+
+class _Asks(nn.Module):
+    def forward(self, x):
+        return 3 * x if isinstance(x, torch.Tensor) else x
+
+
+class _Mixes(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0, keepdim=True)
+
+
+class _Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn(x.shape) if self.training else x
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (_Asks, "something else of images than of intervals"),
+        (_Mixes, "or of one image than of several"),
+        (_Noisy, "in training mode: it draws random numbers"),
+    ],
+)
+def test_bounds_of_another_network_are_not_trained(tmp_path, layer, message):
+    model = nn.Sequential(nn.Linear(2, 8), layer(), nn.ReLU(), nn.Linear(8, 3))
+    words = {"max_radius": 0.1, "epochs": 1, "progress": False}
+    with pytest.raises(UnsupportedOperation, match=message):
+        train(model, blobs(), method=Acert(), out=tmp_path / "run", **words)
+    assert not (tmp_path / "run").exists()
+    train(model, blobs(), method=Standard(), **words)
 
 
 def test_a_single_sample_is_refused_for_its_batch(tmp_path):

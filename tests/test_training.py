@@ -492,3 +492,37 @@ def test_a_weight_that_overflows_stops_the_run_by_its_loss():
     loop = trainer(model, regularization=0.0, radius_schedule=FullRadius())
     with pytest.raises(RunError, match="the standard term was not finite at step 0"):
         loop.run_epoch()
+
+
+def test_a_gradient_that_is_nan_in_the_last_step_stops_the_run():
+    model = network()
+    calls = []
+
+    def poison(gradient):
+        calls.append(gradient)
+        return gradient * math.nan if len(calls) == 3 else gradient
+
+    model[4].weight.register_hook(poison)
+    loop = trainer(model, epochs=1, method=Standard())
+    # Clipping divides all gradients by their norm, so that the first weight has it too.
+    with pytest.raises(RunError, match=r"model/0\.weight was not finite after step 2"):
+        loop.run_epoch()
+
+
+@pytest.mark.parametrize("method", [Sabr(), Acert()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_callers_default_type_is_not_that_of_a_step(method, default):
+    def trained():
+        loop = trainer(model, split, method=method, epochs=1, radius_schedule=FullRadius())
+        loop.run_epoch()
+        return weights(loop.model)
+
+    model, split = network(), samples()
+    expected = trained()
+    model = network()
+    torch.set_default_dtype(default)
+    try:
+        found = trained()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert same(found, expected)

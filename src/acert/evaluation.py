@@ -19,6 +19,7 @@ from acert import metrics, records
 from acert.bounds import propagate
 from acert.bounds.checks import check_batch_size
 from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
+from acert.bounds.substitution import called_with, copied_buffers
 from acert.data import Split, to_float
 from acert.errors import AcertError, InvalidInput
 from acert.processes import ALONE, Processes
@@ -166,7 +167,9 @@ def evaluate(
                 output = propagate(model, box(images[index], radius, domain))
                 return margin(worst_case(output, labels[index]), labels[index])
 
-            at_zero = margin(model(images.clone()), labels)  # it may work in place
+            # With copies: a model may work in place, and count what it sees in a buffer.
+            logits = called_with(model, copied_buffers(model), images.clone())
+            at_zero = margin(logits, labels)
             zero = torch.zeros_like(at_zero)
             top = torch.full_like(zero, max_radius)
             root = _QUICK.solve(margin_at, zero, top, f_lower=at_zero, indexed=True)

@@ -84,5 +84,6 @@ def _imbalance(one: Tensor, other: Tensor) -> Tensor:
 
 def l1_norm(model: nn.Module) -> Tensor:
     """Sum of |W| over all weights of two or more axes: those of convolutions and linear layers."""
-    weights = [parameter.abs().sum() for parameter in model.parameters() if parameter.ndim > 1]
-    return torch.stack(weights).sum()
+    parameters = list(model.parameters())
+    weights = [parameter.abs().sum() for parameter in parameters if parameter.ndim > 1]
+    return torch.stack(weights).sum() if weights else parameters[0].new_zeros(())

@@ -131,7 +131,7 @@ class Trainer:
             # Once a block of this size was freed, glibc keeps what smaller ones leave behind; else
             # every step gives its memory back and pays for it again, page by page.
             torch.empty(2**23 - 2**12)
-        rate = torch.zeros((), device=self.device) if on_cuda else 0.0
+        rate = torch.zeros((), dtype=torch.float32, device=self.device) if on_cuda else 0.0
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         # The fused kernel walks through memory, and a view with gaps is not all of it.
         dense = all(torch.empty_like(p).stride() == p.stride() for p in self.parameters)
@@ -197,7 +197,9 @@ class Trainer:
         progress = cap / settings.max_radius
         kappa = settings.method.kappa if cap > 0 else 1.0
         weight = settings.regularization * (1 - progress)
-        return torch.tensor([rate, cap, progress, kappa, 1 - kappa, weight])
+        # Said, because the caller may have chosen another default.
+        numbers = [rate, cap, progress, kappa, 1 - kappa, weight]
+        return torch.tensor(numbers, dtype=torch.float32)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from number `start` on, drawn from (seed, epoch) alone."""
@@ -218,7 +220,10 @@ class Trainer:
                 seed = (self.settings.seed * 1_000_003 + epoch) * 1_000_003 + number
                 generator = torch.Generator(self.device).manual_seed(seed)
                 shape = (len(whole), *self.train.images.shape[1:])
-                noise = torch.rand(shape, generator=generator, device=self.device)[own] * 2 - 1
+                drawn_noise = torch.rand(
+                    shape, generator=generator, device=self.device, dtype=torch.float32
+                )
+                noise = drawn_noise[own] * 2 - 1
             part = None if draws is None else Draws(draws.offsets[chosen], draws.flips[chosen])
             yield Batch(order[chosen], part, noise, len(whole))
 
@@ -295,6 +300,9 @@ class Trainer:
                 if on_step is not None:
                     on_step(self.step)
         self.tally.check(self._advice)
+        # The gradient of a finite loss may be NaN, and after the last step no loss would tell.
+        named = self.model.named_parameters()
+        self._check_numbers({f"model/{name}": p for name, p in named if p.requires_grad})
         means = self.tally.means()  # waits for the device, so the time is right afterwards
         seconds = self.tally.seconds + time.perf_counter() - mark
         self.tally = Tally(self.device)
@@ -317,11 +325,7 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"adam/{key}/{name}"] = value
-        floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
-        bad = [value.isnan().any().to(self.device) for value in floats.values()]
-        for name, found in zip(floats, torch.stack(bad).tolist(), strict=True):
-            if found:
-                raise RunError(f"{name} was not finite after step {self.step - 1}")
+        self._check_numbers(tensors)
         tensors |= {"tally/sums": self.tally.sums, "tally/failed": self.tally.failed}
         tensors["random/cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
@@ -331,6 +335,14 @@ class Trainer:
         }  # fmt: skip
         numbers |= {f"scaler/{name}": value for name, value in self.scaler.state_dict().items()}
         return tensors, numbers
+
+    def _check_numbers(self, tensors: dict[str, Tensor]) -> None:
+        """Raises if one of the tensors holds NaN, with the last step named."""
+        floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
+        bad = [value.isnan().any().to(self.device) for value in floats.values()]
+        for name, found in zip(floats, torch.stack(bad).tolist(), strict=True):
+            if found:
+                raise RunError(f"{name} was not finite after step {self.step - 1}")
 
     def restore(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Goes back to what `state` returned, on whatever device it was; before the first step."""

@@ -52,7 +52,8 @@ def load_model(
                 _check_fit(make(), arrays, weights)
         loaded = make()
     load_weights(loaded, arrays, source=weights)
-    return loaded.to(device).eval()
+    loaded.to(device).eval()  # not returned: a module's own `train` may return nothing
+    return loaded
 
 
 def run_folder(source: str | PathLike[str]) -> Path:

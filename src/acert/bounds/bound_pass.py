@@ -71,6 +71,8 @@ class BoundPass:
         self.recorded = 0
         self.observe = observe
         self.fold = fold
+        # Whether whoever asked for the pass may want gradients of it.
+        self.graded = torch.is_grad_enabled()
         self.first_input: Any = None
         self.relu_inputs: list[Any] = []
 

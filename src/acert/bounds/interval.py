@@ -355,6 +355,13 @@ class Interval:
         for interval in inputs:
             if interval.overwritten:
                 refuse(func, "one of its inputs was overwritten in place through another view")
+        if _ends_gradient(inputs, args):
+            refuse(
+                func,
+                "it is called in the forward of a torch.autograd.Function (or of a reentrant "
+                "checkpoint), where gradients of bounds end: write it without one, or ask for "
+                "bounds under torch.no_grad()",
+            )
         first = args[0] if args else kwargs.get("input")
         if not entry.mixed and not (len(inputs) == 1 and inputs[0] is first):
             refuse(func, "only its first argument may depend on the model's input")
@@ -503,6 +510,20 @@ def _graded(one: Tensor, other: Tensor) -> AbstractContextManager[object]:
     if torch.is_grad_enabled() or not (one.requires_grad or other.requires_grad):
         return nullcontext()
     return torch.enable_grad()
+
+
+def _ends_gradient(inputs: list[Interval], args: tuple[Any, ...]) -> bool:
+    """Whether a call inside of an autograd function loses a gradient that the pass is to have.
+
+    PyTorch connects what goes in and comes out only if it is a tensor. Only there does it turn off
+    derivatives in forward mode as well; `torch.no_grad()` in a model is meant as it stands.
+    """
+    if torch.compiler.is_compiling() or torch._C._is_fwd_grad_enabled():
+        return False
+    if torch.is_inference_mode_enabled() or not inputs[0].bound_pass.graded:
+        return False
+    tensors = (*(interval._any for interval in inputs), *args)
+    return any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
 
 
 def _of_sample(magnitude: Tensor, ndim: int) -> Tensor:

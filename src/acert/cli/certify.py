@@ -119,7 +119,8 @@ def _certify(options: argparse.Namespace) -> int:
         name, max_radius, elide, out = options.dataset, options.max_radius, True, options.out
         known = data.facts(name, data_dir=options.data_dir)
         split, domain = data.load_test(name, data_dir=options.data_dir), known.domain
-        model = with_weights(options, split, known.num_classes).to(device).eval()
+        model = with_weights(options, split, known.num_classes).to(device)
+        model.eval()  # by itself: a module's own `train` may return nothing
     effort = {"steps": options.attack_steps, "restarts": options.attack_restarts}
     effort = {name: value for name, value in effort.items() if value is not None}
     if effort and not options.attack:

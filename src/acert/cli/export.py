@@ -168,8 +168,10 @@ def _own(options: argparse.Namespace) -> _Subject:
         )
     known = data.facts(options.dataset, data_dir=options.data_dir)
     split: Split = data.load_test(options.dataset, data_dir=options.data_dir)
+    model = with_weights(options, split, known.num_classes)
+    model.eval()  # by itself: a module's own `train` may return nothing
     return _Subject(
-        model=with_weights(options, split, known.num_classes).eval(),
+        model=model,
         name=options.weights.stem, dataset=options.dataset,
         shape=tuple(split.images.shape[1:]), domain=known.domain,
         max_radius=options.max_radius, elide=True, data_dir=options.data_dir,

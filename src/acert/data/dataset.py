@@ -199,9 +199,11 @@ def split_from_arrays(
 def _array(name: str, values: torch.Tensor | npt.ArrayLike) -> npt.NDArray[Any]:
     try:
         if isinstance(values, torch.Tensor):
-            return values.detach().cpu().numpy()
+            values = values.detach().cpu()
+            # NumPy does not know it, and float32 holds every value.
+            return (values.float() if values.dtype is torch.bfloat16 else values).numpy()
         return np.asarray(values)
-    # Rows of several lengths, and tensors that are sparse, on no device, or of a type of PyTorch's.
+    # Rows of several lengths, and tensors that are sparse or on no device.
     except (TypeError, ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInput(

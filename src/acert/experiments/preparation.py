@@ -16,10 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from acert import models, records
+from acert.arithmetic import ieee_arithmetic
 from acert.bounds import clean_pass, worst_case_logits
 from acert.bounds.checks import check_unwrapped
+from acert.bounds.same_network import check_same_network
+from acert.bounds.substitution import called_with, copied_buffers
 from acert.data import Dataset, Split, to_float
 from acert.errors import AcertError, InvalidInput, RunError, UnsupportedOperation
 from acert.evaluation import evaluation_mode
@@ -183,10 +187,15 @@ def check_fit(model: nn.Module, dataset: Dataset, settings: Settings, *, exact: 
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InvalidInput("`model` must have parameters to train; got none")
     check_unwrapped(model)
+    if settings.augmentation is not None and len(dataset.input_shape) != 3:
+        raise InvalidInput(
+            "`augmentation` must come with images of shape (channels, height, width); "
+            f"got inputs of {dataset.input_shape}"
+        )
     images, labels = to_float(dataset.train.images[:2]), dataset.train.labels[:2]
     with evaluation_mode(model), torch.no_grad():
         try:
-            logits = model(images.clone())  # these may be the data themselves
+            logits = _answer(model, images)
         except AcertError:
             raise
         # Everything: what a module raises for a wrong shape is its own affair.
@@ -230,6 +239,8 @@ def _check_bounded(model: nn.Module, images: Tensor, labels: Tensor, settings: S
         )  # fmt: skip
 
     bounded("ibp")
+    with ieee_arithmetic(images.device):
+        check_same_network(model, images)
     # Without a warm-up CROWN-IBP is intervals alone from the first step on.
     if isinstance(settings.method, CrownIBP) and settings.radius_schedule.last_epoch > 0:
         try:
@@ -241,6 +252,13 @@ def _check_bounded(model: nn.Module, images: Tensor, labels: Tensor, settings: S
             ) from error
 
 
+def _answer(model: nn.Module, images: Tensor) -> Tensor:
+    """What the model answers; its buffers and the images, maybe the data, stay as they are."""
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        return model(images.clone())  # type: ignore[no-any-return]  # it gets its shapes here
+    return called_with(model, copied_buffers(model), images.clone())  # type: ignore[no-any-return]
+
+
 def check_training_mode(model: nn.Module, train: Split, settings: Settings) -> None:
     """Refuses a model that can be bounded in evaluation mode only; its buffers stay as they are."""
     images, labels = to_float(train.images[:2]), train.labels[:2]
@@ -248,11 +266,15 @@ def check_training_mode(model: nn.Module, train: Split, settings: Settings) -> N
     with evaluation_mode(model), torch.no_grad():
         model.train()
         try:
-            _, statistics = clean_pass(model, images)
-            worst_case_logits(
-                model, images, labels, settings.max_radius,
-                elide=settings.elide, domain=settings.domain, statistics=statistics,
-            )  # fmt: skip
+            with torch.enable_grad():  # as in a step: some bounds exist without gradient only
+                _, statistics = clean_pass(model, images)
+                drawn = _random_state(images.device)
+                worst_case_logits(
+                    model, images, labels, settings.max_radius,
+                    elide=settings.elide, domain=settings.domain, statistics=statistics,
+                )  # fmt: skip
+            if not torch.equal(drawn, _random_state(images.device)):
+                raise UnsupportedOperation("it draws random numbers, others in every pass")
         except (UnsupportedOperation, InvalidInput) as error:
             raise UnsupportedOperation(
                 f"`model` cannot be bounded in training mode: {error}. Dropout and other noise "
@@ -261,6 +283,12 @@ def check_training_mode(model: nn.Module, train: Split, settings: Settings) -> N
         finally:
             for buffer, old in zip(model.buffers(), before, strict=True):
                 buffer.copy_(old)
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """What tells whether a model has drawn random numbers."""
+    own = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return torch.cat([torch.get_rng_state(), *own])
 
 
 def dataset_like(facts: Mapping[str, Any], samples: int = 0) -> Dataset:

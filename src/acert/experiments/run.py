@@ -198,7 +198,9 @@ def train(
     with its peak at 2e-3, or at `learning_rate` if that is a number; a radius cap that rises
     from epoch 2 on for 40 % of the epochs. With `validation`, accuracy, ACR and ART of those
     samples are in the history every `validate_every` epochs and at the end. `device=None` is
-    where the model is.
+    where the model is. Every part of it is put into training mode by `model.train()`, and into
+    evaluation at the end: a batch norm that is to keep its statistics needs a `train` method of
+    its own, `eval()` before the call is not enough.
 
     >>> from acert import models
     >>> from acert.methods import Acert
@@ -359,13 +361,14 @@ def _run(
     execution = Execution(trainer, validation, validate_every, folder, save_every, listeners)
     finished = folder is not None and resume and records.is_finished(folder)
     if processes.as_first(finished):
+        model.eval()  # by itself: a module's own `train` may return nothing
         if folder is None:
-            return Run(model.eval(), [])
+            return Run(model, [])
         refuse_other(folder, "data", facts)
         weights = records.read_weights(folder)
         fitted(folder, lambda: model.load_state_dict(to_tensors(weights)))
         listener.note(f"the run in {folder} is finished already")
-        return Run(model.eval(), records.read_metrics(folder), folder)
+        return Run(model, records.read_metrics(folder), folder)
     if folder is not None:
         if resume:
             refuse_other(folder, "data", facts)
