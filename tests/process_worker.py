@@ -4,6 +4,7 @@ Trains each method for some steps, from the state in FOLDER if there is one, and
 terms of each step, the last gradient, the running statistics, the weights and its own state.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -92,3 +93,5 @@ if __name__ == "__main__":
         if rank == 0:
             torch.save(trainer.state(), folder / f"{method}.state")
     dist.destroy_process_group()
+    # All is written, and Gloo's threads have been seen to abort a process at its end.
+    os._exit(0)
