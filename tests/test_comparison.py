@@ -282,6 +282,22 @@ def test_a_figure_of_one_method_alone(tmp_path):
     assert [path.name for path in written[1:]] == ["figure2-cifar10.svg", "figure2-cifar10.png"]
 
 
+def test_a_figure_has_no_time_where_there_is_none(tmp_path):
+    """The GPU was shared: a line or a point at 0 ms would be a wrong one."""
+    shared = {"gpu_shared": True}
+    found = [
+        made(tmp_path, name, environment=shared)
+        for name in ("table6/cifar10/fastibp-k0", "table6/cifar10/acert-fast")
+    ]
+    found.append(made(tmp_path, ROW.id, seconds=3.91))
+    known = standings(found)
+    shown = figure_numbers(known, "figure2-cifar10")
+    assert sorted(str(numbers[2]) for numbers in shown.values()) == ["10.0", "None", "None"]
+    rows = [one for one in known.values() if one.row.part == "figure2" and one.records]
+    _, times, _ = drawings._root_step_figure(rows).axes
+    assert [line.get_ydata()[0] for line in times.lines] == [pytest.approx(10.0)]
+
+
 def test_without_matplotlib_tables_are_written_and_it_is_said(tmp_path, monkeypatch):
     made(tmp_path / "results", ROW.id)
     true_import = builtins.__import__

@@ -167,8 +167,8 @@ def evaluate(
                 output = propagate(model, box(images[index], radius, domain))
                 return margin(worst_case(output, labels[index]), labels[index])
 
-            # With copies: a model may work in place, and count what it sees in a buffer.
-            logits = called_with(model, copied_buffers(model), images.clone())
+            # With copies: a model may count what it sees in a buffer.
+            logits = called_with(model, copied_buffers(model), images)
             at_zero = margin(logits, labels)
             zero = torch.zeros_like(at_zero)
             top = torch.full_like(zero, max_radius)

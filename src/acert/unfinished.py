@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -46,9 +47,9 @@ class Unfinished:
         """What an earlier call has left for this one, in one part; none if it asked for another."""
         try:
             found = records.read_unfinished(self.path)
-        except RunError:  # half a day of work at most, and nobody's result
+        except RunError:  # damaged: what it held is proven once more
             return []
-        if found is None or found.pop("question") != self._question():
+        if found is None or found.pop("question") != self._question:
             return []
         at_zero, *columns = (
             torch.from_numpy(found[name]).to(self.images.device)
@@ -67,9 +68,10 @@ class Unfinished:
             for name, column in (columns | {"at_zero": at_zero}).items()
         }
         with suppress(RunError):
-            records.write_unfinished(self.path, arrays, question=self._question())
+            records.write_unfinished(self.path, arrays, question=self._question)
         self.written = time.monotonic()
 
+    @cached_property
     def _question(self) -> str:
         """A digest of all that the radii depend on, code apart."""
         words = (__version__, sorted(self.settings.items()), self.images.shape, self.images.dtype)

@@ -253,8 +253,7 @@ class _Search:
         return torch.cat(parts)
 
     def _output(self, points: Tensor) -> Tensor:
-        # A copy, because the model may work in place, which a leaf does not let it.
-        logits: Tensor = called_with(self.model, self.tensors, points.clone())
+        logits: Tensor = called_with(self.model, self.tensors, points)
         return logits
 
 

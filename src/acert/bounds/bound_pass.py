@@ -39,9 +39,7 @@ class Source(NamedTuple):
     @property
     def changed(self) -> bool:
         """Whether a constant was overwritten after the call, so that the record misleads."""
-        # None were counted in a part of the model that was compiled by itself.
-        now = versions((self.arguments, [*self.keywords.items()]))
-        return bool(self.versions) and self.versions != now
+        return self.versions != versions((self.arguments, [*self.keywords.items()]))
 
 
 class BoundPass:

@@ -48,8 +48,7 @@ class Affine(NamedTuple):
         Not through `.data`, which PyTorch does not count: its gradients are wrong then, too. A
         proof holds copies, but a copy of every layer nearly doubles the time of one image of CNN7.
         """
-        # None were counted in a part of the model that was compiled by itself.
-        if self.versions and [*self.versions] != versions((self.weight, self.bias)):
+        if [*self.versions] != versions((self.weight, self.bias)):
             raise UnsupportedOperation(
                 "the weight or bias of the last linear layer was overwritten in place after the "
                 "model called it: call it with a copy (`weight.clone()`), or pass `elide=False`"

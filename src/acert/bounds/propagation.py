@@ -259,7 +259,7 @@ def evaluation_logits(model: nn.Module, images: Tensor, *, fixed: bool = False) 
     if fixed:
         tensors |= fixed_parameters(model)
     with _Evaluation():
-        logits: Tensor = called_with(model, tensors, images.clone())
+        logits: Tensor = called_with(model, tensors, images)
     return logits
 
 

@@ -52,7 +52,7 @@ def _answers(model: nn.Module, images: Tensor, counts: list[int]) -> list[Tensor
     """
     buffers, before = own_buffers(model), copied_buffers(model)
     try:
-        return [called_with(model, buffers, images[:count].clone()) for count in counts]
+        return [called_with(model, buffers, images[:count]) for count in counts]
     finally:
         for name, buffer in buffers.items():
             if not torch.equal(buffer, before[name]):

@@ -48,5 +48,9 @@ def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def called_with(model: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> Any:
-    """The model's output with other tensors in place of its own, which it has back afterwards."""
-    return functional_call(model, tensors, inputs, tie_weights=False)
+    """The model's output with other tensors in place of its own, which it has back afterwards.
+
+    Of tensors it gets copies: it may work in place.
+    """
+    copies = tuple(each.clone() if isinstance(each, Tensor) else each for each in inputs)
+    return functional_call(model, tensors, copies, tie_weights=False)

@@ -256,7 +256,7 @@ def _answer(model: nn.Module, images: Tensor) -> Tensor:
     """What the model answers; its buffers and the images, maybe the data, stay as they are."""
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         return model(images.clone())  # type: ignore[no-any-return]  # it gets its shapes here
-    return called_with(model, copied_buffers(model), images.clone())  # type: ignore[no-any-return]
+    return called_with(model, copied_buffers(model), images)  # type: ignore[no-any-return]
 
 
 def check_training_mode(model: nn.Module, train: Split, settings: Settings) -> None:

@@ -121,7 +121,8 @@ def figure_numbers(known: Standings, name: str) -> dict[str, Any]:
             else:
                 numbers[key] = [round(proven.accuracy, 4), round(proven.acr, 4)]
             if name.startswith("figure2"):
-                numbers[key].append(round(1e3 * (record.step_seconds or 0.0), 2))
+                step = record.step_seconds
+                numbers[key].append(None if step is None else round(1e3 * step, 2))
                 if record.root_steps is not None and record.root_steps is counted:
                     numbers[key].append([list(pair) for pair in counted.arrived])
     return numbers
@@ -251,10 +252,12 @@ def _root_step_figure(rows: Sequence[Standing]) -> Figure:
                 scores.axhline(
                     average(arts) or 0, color=seen.light, linestyle=(0, seen.dashes), label=label
                 )
-                times.axhline(1e3 * (step or 0), color=seen.light, linestyle=(0, seen.dashes))
+                if step is not None:
+                    times.axhline(1e3 * step, color=seen.light, linestyle=(0, seen.dashes))
             else:
                 scores.plot([at] * len(arts), arts, label=label, alpha=0.6, **style)  # every seed
-                times.plot([at], [1e3 * (step or 0)], **style)
+                if step is not None:
+                    times.plot([at], [1e3 * step], **style)
         counted = _counted_steps(rows)
         if counted is not None:
             steps, counts = zip(*counted.arrived, strict=True)
