@@ -14,6 +14,7 @@ from acert.data import Augmentation, Split, to_float
 from acert.errors import InvalidInput, RunError
 from acert.losses import TERMS, Scalars
 from acert.methods import Acert, CrownIBP, FastIBP, Method, Sabr, Standard, Step
+from acert.optimizers import Adam, Muon
 from acert.precision import PRECISIONS
 from acert.processes import ALONE
 from acert.rootfind import Brent
@@ -151,14 +152,21 @@ def test_images_are_augmented_and_scaled():
 
 def test_rate_and_cap_are_those_of_every_step(monkeypatch):
     rate, schedule = OneCycle(max_rate=1e-2), SmoothRadius(start_epoch=2, length=2)
-    loop = trainer(learning_rate=rate, radius_schedule=schedule, method=Acert(kappa=0.25))
-    seen, rates = [], []
+    optimizer = Adam(momentum=0.95, peak_momentum=0.85)
+    loop = trainer(
+        learning_rate=rate,
+        radius_schedule=schedule,
+        method=Acert(kappa=0.25),
+        optimizer=optimizer,
+    )
+    seen, rates, momenta = [], [], []
     true_update = loop.update
 
     def update(batch, scalars, **keywords):
         terms = true_update(batch, scalars, **keywords)
         seen.append(scalars.tolist())
         rates.append(loop.optimizer.param_groups[0]["lr"])
+        momenta.append(loop.optimizer.param_groups[0]["momentum"])
         return terms
 
     monkeypatch.setattr(loop, "update", update)
@@ -175,9 +183,11 @@ def test_rate_and_cap_are_those_of_every_step(monkeypatch):
             Scalars.STANDARD: kappa,
             Scalars.ROBUST: 1 - kappa,
             Scalars.REGULARIZATION: 0.5 * (1 - cap / 0.1),
+            Scalars.MOMENTUM: 0.95 - 0.1 * rate.height(step, steps_per_epoch=3, epochs=4),
         }
-        assert row == pytest.approx([expected[i] for i in range(6)], rel=1e-6, abs=1e-12)
+        assert row == pytest.approx([expected[i] for i in range(7)], rel=1e-6, abs=1e-12)
         assert rates[step] == pytest.approx(expected[Scalars.RATE], rel=1e-6)
+        assert momenta[step] == pytest.approx(expected[Scalars.MOMENTUM], rel=1e-6)
     assert seen[2][Scalars.CAP] == 0 < seen[3][Scalars.CAP] < seen[4][Scalars.CAP]
     assert seen[8][Scalars.CAP] == pytest.approx(0.1)
 
@@ -382,8 +392,15 @@ class _Halt(Exception):
     """Stands for whatever stops a run between two steps."""
 
 
-@pytest.mark.parametrize("stop", [1, 3, 5, 12])
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(stop):
+@pytest.mark.parametrize(
+    ("stop", "optimizer"),
+    [
+        *((stop, Adam()) for stop in (1, 3, 5, 12)),
+        (5, Adam(momentum=0.95, peak_momentum=0.85)),
+        (5, Muon()),
+    ],
+)
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(stop, optimizer):
     def dropping():
         model = network()
         return nn.Sequential(*model[:4], nn.Dropout(0.5), *model[4:])
@@ -393,7 +410,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(stop):
         return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
     torch.manual_seed(0)
-    whole = trainer(dropping(), method=Standard())
+    whole = trainer(dropping(), method=Standard(), optimizer=optimizer)
     torch.manual_seed(0)
     rows = figures(whole, 4)
 
@@ -401,7 +418,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(stop):
         if step == stop:
             raise _Halt
 
-    stopped = trainer(dropping(), method=Standard())
+    stopped = trainer(dropping(), method=Standard(), optimizer=optimizer)
     torch.manual_seed(0)
     for _ in range((stop - 1) // 3):
         stopped.run_epoch(halt)
@@ -413,7 +430,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(stop):
     # A fresh trainer, other weights, other random numbers: only the state counts.
     model = dropping()
     nn.init.zeros_(model[0].weight)
-    resumed = trainer(model, method=Standard())
+    resumed = trainer(model, method=Standard(), optimizer=optimizer)
     torch.manual_seed(9)
     resumed.restore(kept, numbers)
     # At step 3 and 6 an epoch was over, but its means were not taken yet.

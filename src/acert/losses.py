@@ -28,8 +28,8 @@ _LEAST_RADIUS = 1e-6
 class Scalars:
     """Positions of the numbers that change from step to step inside one small tensor."""
 
-    NAMES = ("rate", "cap", "progress", "standard", "robust", "regularization")
-    RATE, CAP, PROGRESS, STANDARD, ROBUST, REGULARIZATION = range(6)
+    NAMES = ("rate", "cap", "progress", "standard", "robust", "regularization", "momentum")
+    RATE, CAP, PROGRESS, STANDARD, ROBUST, REGULARIZATION, MOMENTUM = range(7)
 
 
 class Phase(NamedTuple):

@@ -107,6 +107,10 @@ class LearningRate(ABC):
     def rate(self, step: int, *, steps_per_epoch: int, epochs: int) -> float:
         """Learning rate of this step in a run of `epochs` epochs."""
 
+    def height(self, step: int, *, steps_per_epoch: int, epochs: int) -> float:
+        """Share of the way from the foot of the cycle to its peak; 0 where there is no cycle."""
+        return 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class OneCycle(LearningRate):
@@ -136,6 +140,12 @@ class OneCycle(LearningRate):
         if step <= foot:
             return _between(self.max_rate, low, (step - peak) / (foot - peak))
         return _between(low, end, (step - foot) / (total - 1 - foot))
+
+    def height(self, step: int, *, steps_per_epoch: int, epochs: int) -> float:
+        """1 at the peak, 0 at both feet and behind the second one."""
+        low = self.max_rate / self.start_divisor
+        rate = self.rate(step, steps_per_epoch=steps_per_epoch, epochs=epochs)
+        return max(0.0, (rate - low) / (self.max_rate - low)) if self.max_rate > low else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from acert.data import Augmentation
 from acert.errors import InvalidInput
 from acert.fields import check_fields
 from acert.methods import Method
+from acert.optimizers import Adam, Optimizer
 from acert.precision import PRECISIONS
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius
 
@@ -23,6 +24,7 @@ class Settings:
     max_radius: float
     epochs: int
     batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=Adam)
     learning_rate: LearningRate = field(default_factory=OneCycle)
     radius_schedule: RadiusSchedule = field(default_factory=SmoothRadius)
     regularization: float = 0.5

@@ -28,7 +28,8 @@ from acert.settings import Settings
 
 __all__ = ["Batch", "Tally", "Trainer"]
 
-_ADAM_BETAS = (0.9, 0.999)
+# Prefixes of the optimiser's tensors in a saved state, by what it calls them.
+_OWNERS = {"step": "adam", "exp_avg": "adam", "exp_avg_sq": "adam", "momentum": "muon"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,11 +134,9 @@ class Trainer:
             torch.empty(2**23 - 2**12)
         rate = torch.zeros((), dtype=torch.float32, device=self.device) if on_cuda else 0.0
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        # The fused kernel walks through memory, and a view with gaps is not all of it.
-        dense = all(torch.empty_like(p).stride() == p.stride() for p in self.parameters)
-        self.optimizer = torch.optim.Adam(
-            self.parameters, lr=rate, betas=_ADAM_BETAS, fused=dense, capturable=on_cuda
-        )
+        self.optimizer = settings.optimizer.build(self.parameters, rate=rate, capturable=on_cuda)
+        for group in self.optimizer.param_groups:
+            group["momentum"] = rate.clone() if isinstance(rate, Tensor) else rate
         # Passes everything through unless gradients are in float16.
         self.scaler = torch.amp.GradScaler(
             self.device.type, init_scale=2.0**14, enabled=self.precision.scales_gradients
@@ -188,9 +187,9 @@ class Trainer:
     def scalars(self, step: int) -> Tensor:
         """Learning rate, radius cap and loss weights of one step, in the order of `Scalars`."""
         settings = self.settings
-        rate = settings.learning_rate.rate(
-            step, steps_per_epoch=self.steps_per_epoch, epochs=settings.epochs
-        )
+        length = {"steps_per_epoch": self.steps_per_epoch, "epochs": settings.epochs}
+        rate = settings.learning_rate.rate(step, **length)
+        momentum = settings.optimizer.momentum_at(settings.learning_rate.height(step, **length))
         cap = settings.radius_schedule.cap(
             step, max_radius=settings.max_radius, steps_per_epoch=self.steps_per_epoch
         )
@@ -198,7 +197,7 @@ class Trainer:
         kappa = settings.method.kappa if cap > 0 else 1.0
         weight = settings.regularization * (1 - progress)
         # Said, because the caller may have chosen another default.
-        numbers = [rate, cap, progress, kappa, 1 - kappa, weight]
+        numbers = [rate, cap, progress, kappa, 1 - kappa, weight, momentum]
         return torch.tensor(numbers, dtype=torch.float32)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -261,11 +260,12 @@ class Trainer:
         self._add_up_gradients()
         self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm)
-        rate = self.optimizer.param_groups[0]["lr"]
-        if isinstance(rate, Tensor):
-            rate.copy_(scalars[Scalars.RATE])
-        else:
-            self.optimizer.param_groups[0]["lr"] = float(scalars[Scalars.RATE])
+        for group in self.optimizer.param_groups:
+            for key, place in (("lr", Scalars.RATE), ("momentum", Scalars.MOMENTUM)):
+                if isinstance(group[key], Tensor):
+                    group[key].copy_(scalars[place])
+                else:
+                    group[key] = float(scalars[place])
         self.scaler.step(self.optimizer)  # not where a scaled gradient has overflowed
         self.scaler.update()
         return self.processes.add_up(terms.detach())
@@ -324,7 +324,7 @@ class Trainer:
         tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"adam/{key}/{name}"] = value
+                tensors[f"{_OWNERS[key]}/{key}/{name}"] = value
         self._check_numbers(tensors)
         tensors |= {"tally/sums": self.tally.sums, "tally/failed": self.tally.failed}
         tensors["random/cpu"] = torch.get_rng_state()
@@ -354,13 +354,14 @@ class Trainer:
         self.model.load_state_dict(weights)
         step_device = self.device if self.optimizer.defaults["capturable"] else "cpu"
         for name, parameter in self.model.named_parameters():
-            step = tensors.get(f"adam/step/{name}")
-            if step is not None:
-                moments = {
-                    key: torch.empty_like(parameter).copy_(tensors[f"adam/{key}/{name}"])
-                    for key in ("exp_avg", "exp_avg_sq")
-                }
-                self.optimizer.state[parameter] = {"step": step.to(step_device), **moments}
+            for key, owner in _OWNERS.items():
+                value = tensors.get(f"{owner}/{key}/{name}")
+                if value is not None:
+                    self.optimizer.state[parameter][key] = (
+                        value.to(step_device)
+                        if key == "step"
+                        else torch.empty_like(parameter).copy_(value)
+                    )
         scaler = {
             name.removeprefix("scaler/"): value
             for name, value in numbers.items()

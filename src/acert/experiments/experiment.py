@@ -16,6 +16,7 @@ from acert.data import Augmentation, Dataset
 from acert.errors import AcertError, InvalidInput, RunError
 from acert.fields import check_fields
 from acert.methods import METHODS
+from acert.optimizers import Adam, Muon
 from acert.rootfind import Bisection, Brent, PowerLaw
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, StepDecay
 from acert.settings import Settings
@@ -37,7 +38,7 @@ SCHEMA = 1
 # Every class that may stand in a config; nothing else is ever built from a file.
 _ALLOWED: tuple[type, ...] = (
     *METHODS.values(), Brent, Bisection, PowerLaw, SmoothRadius, FullRadius, OneCycle, StepDecay,
-    Constant, Augmentation, Settings,
+    Constant, Adam, Muon, Augmentation, Settings,
 )  # fmt: skip
 
 

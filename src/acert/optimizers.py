@@ -1,0 +1,254 @@
+"""Optimisers: what decides an update as a value, and torch optimisers that make it.
+
+Rate and momentum change from step to step. On CUDA both are tensors, so that a captured step
+follows them, and no update waits for the host.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from acert.errors import InvalidInput
+
+__all__ = ["Adam", "Muon", "Optimizer", "orthogonalized"]
+
+_BETAS = (0.9, 0.999)
+# One step of the iteration maps a singular value s to a s + b s^3 + c s^5. These leave values
+# between 0.7 and 1.2 after five steps, and lift small ones by 3.4 a step (Jordan, 2024).
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
+# Smaller matrices are padded to a common size and go through the iteration together.
+_SMALL = 2**18
+
+
+class Optimizer(ABC):
+    """What makes an update of a gradient."""
+
+    @abstractmethod
+    def momentum_at(self, height: float) -> float:
+        """Momentum where the learning rate is at this height of its cycle, from 0 to 1."""
+
+    @abstractmethod
+    def build(
+        self, parameters: list[nn.Parameter], *, rate: float | Tensor, capturable: bool
+    ) -> torch.optim.Optimizer:
+        """The optimiser of these parameters. `rate` and `momentum` of its groups may be set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba, 2015); its first beta goes from `momentum` to `peak_momentum` and back.
+
+    It does so where the learning rate has a cycle, with the rate: PyTorch's `OneCycleLR` has 0.95
+    and 0.85.
+    """
+
+    momentum: float = 0.9
+    peak_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check_momentum("momentum", self.momentum)
+        _check_momentum("peak_momentum", self.peak_momentum)
+
+    def momentum_at(self, height: float) -> float:
+        """Momentum on the line from foot to peak."""
+        return self.momentum + (self.peak_momentum - self.momentum) * height
+
+    def build(
+        self, parameters: list[nn.Parameter], *, rate: float | Tensor, capturable: bool
+    ) -> torch.optim.Optimizer:
+        """PyTorch's fused Adam, or ours around it where the momentum changes."""
+        constant = self.momentum == self.peak_momentum
+        cls = torch.optim.Adam if constant else _CycledAdam
+        betas = (self.momentum if constant else _BETAS[0], _BETAS[1])
+        return cls(
+            parameters, lr=rate, betas=betas, fused=_dense(parameters), capturable=capturable
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon(Optimizer):
+    """Muon (Jordan, 2024): hidden weights move along their momentum, made orthogonal.
+
+    Every singular value of such an update is near `scale` times the root of the longer side of the
+    matrix, so that its mean square is that of Adam's updates and both share a rate (Liu et al.,
+    2025). Kernels of convolutions are matrices with a row for each output channel. Biases, scales
+    and the last weight of the model are Adam's.
+    """
+
+    momentum: float = 0.95
+    scale: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check_momentum("momentum", self.momentum)
+        if not 0 < self.scale < math.inf:
+            raise InvalidInput(f"`scale` must be positive and finite; got {self.scale}")
+
+    def momentum_at(self, height: float) -> float:
+        """Always the same."""
+        return self.momentum
+
+    def build(
+        self, parameters: list[nn.Parameter], *, rate: float | Tensor, capturable: bool
+    ) -> torch.optim.Optimizer:
+        """An optimiser of two groups: Adam's parameters, and the matrices."""
+        matrices = [p for p in parameters if p.ndim > 1][:-1]
+        chosen = {id(p) for p in matrices}
+        others = [p for p in parameters if id(p) not in chosen]
+        groups: list[dict[str, Any]] = [
+            {"params": others},
+            {"params": matrices, "scale": self.scale},
+        ]
+        return _MuonWithAdam(
+            groups, lr=rate, betas=_BETAS, fused=_dense(parameters), capturable=capturable,
+        )  # fmt: skip
+
+
+class _CycledAdam(torch.optim.Adam):
+    """Fused Adam whose first beta is the `momentum` of its group; the kernel itself has 0.9.
+
+    The kernel takes the average m to 0.9 m + 0.1 g, and b m + (1 - b) g is wanted: so m goes
+    towards g beforehand by 1 - b / 0.9 of the way, a step back where b is the larger one.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update; none where a scaled gradient has overflowed."""
+        group = self.param_groups[0]
+        trained = [p for p in group["params"] if p.grad is not None]
+        for parameter in trained:
+            if parameter not in self.state:
+                self.state[parameter] = _moments(parameter, group["capturable"])
+        keep = _keep(self, trained)
+        rate, momentum = group["lr"], group["momentum"]
+        shares = (1 - momentum / _BETAS[0]) * keep
+        for parameter in trained:
+            self.state[parameter]["exp_avg"].lerp_(parameter.grad, shares)
+        count = self.state[trained[0]]["step"] + 1
+        if not isinstance(rate, Tensor):
+            count = float(count)
+        # The kernel divides by 1 - 0.9^t.
+        group["lr"] = rate * (1 - _BETAS[0] ** count) / (1 - momentum**count)
+        super().step()
+        group["lr"] = rate
+
+
+class _MuonWithAdam(torch.optim.Adam):
+    """Adam for the first group, Muon for the second."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update; none where a scaled gradient has overflowed."""
+        both = self.param_groups
+        self._move(both[1])
+        self.param_groups = both[:1]
+        try:
+            super().step()
+        finally:
+            self.param_groups = both
+
+    def _move(self, group: dict[str, Any]) -> None:
+        trained = [p for p in group["params"] if p.grad is not None]
+        keep, momentum = _keep(self, trained), group["momentum"]
+        updates = []
+        for parameter in trained:
+            state = self.state[parameter]
+            if not state:
+                state["momentum"] = torch.zeros_like(parameter)
+            average = state["momentum"].lerp_(parameter.grad, (1 - momentum) * keep)
+            update = parameter.grad.lerp(average, momentum).flatten(1)
+            updates.append(update if update.shape[0] <= update.shape[1] else update.mT)
+        rate = group["lr"] * keep * group["scale"]
+        for parameter, update in zip(trained, _all_orthogonalized(updates), strict=True):
+            if parameter.shape[0] > parameter[0].numel():
+                update = update.mT
+            length = rate * max(update.shape) ** 0.5
+            parameter.sub_(update.reshape(parameter.shape) * length)
+
+
+def _all_orthogonalized(matrices: list[Tensor]) -> Iterable[Tensor]:
+    """Each of the matrices, none higher than wide, orthogonalised; small ones in one batch."""
+    order = sorted(range(len(matrices)), key=lambda i: _kind(matrices[i]))
+    found: dict[int, Tensor] = {}
+    for _, chosen in groupby(order, key=lambda i: _kind(matrices[i])):
+        members = list(chosen)
+        height = max(matrices[i].shape[0] for i in members)
+        width = max(matrices[i].shape[1] for i in members)
+        # Rows and columns of zeros stay zero.
+        padded = [
+            pad(matrices[i], (0, width - matrices[i].shape[1], 0, height - matrices[i].shape[0]))
+            if len(members) > 1
+            else matrices[i]
+            for i in members
+        ]
+        batch = torch.stack(padded) if len(members) > 1 else padded[0][None]
+        for i, result in zip(members, orthogonalized(batch), strict=True):
+            found[i] = result[: matrices[i].shape[0], : matrices[i].shape[1]]
+    return [found[i] for i in range(len(matrices))]
+
+
+def _kind(matrix: Tensor) -> tuple[int, ...]:
+    """What matrices of one batch have in common."""
+    return (0, 0) if matrix.numel() <= _SMALL else tuple(matrix.shape)
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """A batch of matrices, none higher than wide, with singular values of about 1.
+
+    By five steps of a Newton-Schulz iteration, so without a decomposition; in bfloat16 on CUDA. A
+    matrix of zeros stays one.
+
+    >>> found = orthogonalized(torch.eye(2, 3)[None] * 5)
+    >>> bool(((found - torch.eye(2, 3)).abs() < 0.4).all())
+    True
+    """
+    first, third, fifth = _QUINTIC
+    found = matrices.bfloat16() if matrices.is_cuda else matrices
+    # No singular value is larger than the root of the sum of squares.
+    norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
+    found = found / norms.clamp_min(torch.finfo(norms.dtype).tiny).to(found.dtype)
+    for _ in range(_ITERATIONS):
+        gram = found @ found.mT
+        factor = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
+        found = torch.baddbmm(found, factor, found, beta=first)
+    return found
+
+
+def _keep(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> Tensor | float:
+    """0 where a scaled gradient has overflowed, else 1; its gradients are 0 then, not NaN."""
+    overflowed: Tensor | None = getattr(optimizer, "found_inf", None)
+    if overflowed is None:
+        return 1.0
+    for parameter in trained:
+        assert parameter.grad is not None
+        parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+    return 1 - overflowed
+
+
+def _moments(parameter: Tensor, capturable: bool) -> dict[str, Tensor]:
+    """What Adam remembers of a parameter, before its first step."""
+    device = parameter.device if capturable else "cpu"
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=device),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def _dense(parameters: list[nn.Parameter]) -> bool:
+    """Whether no parameter has gaps: the fused kernel walks through memory."""
+    return all(torch.empty_like(p).stride() == p.stride() for p in parameters)
+
+
+def _check_momentum(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise InvalidInput(f"`{name}` must be in [0, 1); got {value}")
