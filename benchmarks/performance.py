@@ -21,6 +21,7 @@ from acert.experiments.paper.comparison import filled  # noqa: E402
 from acert.experiments.paper.publication import Record, read_records  # noqa: E402
 from acert.experiments.recipes import recipe  # noqa: E402
 from acert.methods import Acert  # noqa: E402
+from acert.optimizers import Adam  # noqa: E402
 
 RESULTS = ROOT / "results"
 PAGES = ROOT / "docs" / "performance.md", ROOT / "docs" / "scale.md"
@@ -35,6 +36,7 @@ COMMANDS = {
     "gradients-cpu": "python benchmarks/gradients.py --device cpu",
     "formats": "acert reproduce --rows table1/cifar10/acert-k0",
     "solvers": "acert reproduce --rows table6",
+    "optimizers": "acert train --dataset cifar10 --set optimizer=Muon --train-on-all",
     "targets": "python benchmarks/step.py --device cuda",
 }
 # What one H200 is to do with CNN7, CIFAR-10 and batch 128: at the least, and at best.
@@ -165,7 +167,7 @@ def train_table(record: dict[str, Any]) -> str:
         (
             f"{run['dataset']}, {run['method']}, kappa {run['kappa']:g}, {run['precision']}, "
             f"{run['epochs']} epoch{'s' * (run['epochs'] > 1)}, seed {run['seed']}"
-            + (f", {run['solver']}" if run.get("solver") else ""),
+            + (f", {run['solver']}" if run.get("solver") else "") + _optimizer(run),
             run["first_step_s"],
             *(run[name] if _whole(run) else None for name in later),
             *(f"{run[name]:.2f}" if _whole(run) else None for name in figures),
@@ -174,6 +176,12 @@ def train_table(record: dict[str, Any]) -> str:
         for run in record["runs"]
     ]  # fmt: skip
     return f"{source(record['runs'][-1])}\n\n{markdown(header, rows)}"
+
+
+def _optimizer(run: dict[str, Any]) -> str:
+    """Behind what else is said of a run, if its optimiser is not Adam."""
+    name = run.get("optimizer", "Adam")
+    return "" if name == "Adam" else f", {name}"
 
 
 def _whole(run: dict[str, Any]) -> bool:
@@ -258,6 +266,23 @@ def solvers_table(found: Sequence[Record]) -> str:
     return markdown(header, rows)
 
 
+def optimizers_table(found: Sequence[Record]) -> str:
+    """Runs of one recipe that differ in nothing but seed and optimiser."""
+    header = ("optimiser", "seed", "last loss", "Acc", "ACR", "ART", "ms a step", "commit")
+    figures = ("accuracy", "acr", "art")
+    rows = [
+        (
+            type(record.experiment.settings.optimizer).__name__, record.seed,
+            f"{record.metrics[-1]['loss']:.4f}",
+            *(f"{100 * getattr(record.certificates, name):.2f}" for name in figures),
+            None if record.step_seconds is None else f"{1e3 * record.step_seconds:.2f}",
+            record.environment["commit"][:7],
+        )
+        for record in found
+    ]  # fmt: skip
+    return markdown(header, rows)
+
+
 def _solver(record: Record) -> tuple[str, int]:
     method = record.experiment.settings.method
     assert isinstance(method, Acert)
@@ -265,11 +290,14 @@ def _solver(record: Record) -> tuple[str, int]:
 
 
 def cifar_runs(results: Path) -> list[Record]:
-    """The records of ACERT's recipe for CIFAR-10 with kappa 0, any format, solver and seed."""
+    """ACERT's recipe for CIFAR-10 with kappa 0, any format, solver, optimiser and seed."""
 
     def plain(record: Record) -> Experiment:
         """Its experiment without what may differ."""
-        settings = replace(record.experiment.settings, method=Acert(), precision="tf32", seed=0)
+        settings = replace(
+            record.experiment.settings,
+            method=Acert(), precision="tf32", optimizer=Adam(), seed=0,
+        )  # fmt: skip
         return replace(record.experiment, settings=settings, validate_every=1)
 
     wanted = recipe("cifar10", "acert", precision="tf32", train_on_all=True, validate_every=1)
@@ -297,7 +325,9 @@ def targets_table(results: Path, runs: Sequence[Record]) -> str:
 
     def training(key: str, unit: float) -> str:
         runs = [run for run in finished["runs"] if key == "first_step_s" or _whole(run)]
-        return _listed((run["precision"], f"{run[key] / unit:.1f}") for run in runs)
+        return _listed(
+            (run["precision"] + _optimizer(run), f"{run[key] / unit:.1f}") for run in runs
+        )
 
     certified = sorted(
         [
@@ -313,15 +343,18 @@ def targets_table(results: Path, runs: Sequence[Record]) -> str:
     )
     by_format: dict[str, dict[int, list[float]]] = {}
     for record in runs:
-        seeds = by_format.setdefault(record.experiment.settings.precision, {})
+        settings = record.experiment.settings
+        name = settings.precision + _optimizer({"optimizer": type(settings.optimizer).__name__})
+        seeds = by_format.setdefault(name, {})
         seeds.setdefault(record.seed, []).append(100 * record.certificates.art)
     arts = []
     for form, seeds in by_format.items():
         found = {seed: sum(values) / len(values) for seed, values in seeds.items() if seed < 2}
         count = sum(len(seeds[seed]) for seed in found)
+        number = f"{count} run{'s' * (count > 1)}"
         runs_of = "seeds 0 and 1" if len(found) == 2 else f"seed {', '.join(map(str, found))} alone"
         mean = sum(found.values()) / len(found)
-        arts.append((form, f"{mean:.2f} ({runs_of}, {count} runs)"))
+        arts.append((form, f"{mean:.2f} ({runs_of}, {number})"))
     quickest = f"{certified[0][0]:.1f} at commit {certified[0][1][:7]}" if certified else "-"
     measured = (
         step("fastibp"), step("acert"), training("training_s", 60), training("first_step_s", 1),
@@ -363,12 +396,22 @@ def rendered(text: str, results: Path = RESULTS) -> str:
         record = read(name, results)
         made[name] = UNMEASURED.format(COMMANDS[name]) if record is None else table(record)
     joined, all_runs = read("processes-cuda", results), cifar_runs(results)
-    runs = [record for record in all_runs if _solver(record) == ("Brent", 2)]
-    halves = [each for each in all_runs if each.experiment.settings.precision == "float16"]
+    brent = [record for record in all_runs if _solver(record) == ("Brent", 2)]
+    runs = [record for record in brent if record.experiment.settings.optimizer == Adam()]
+    halves = [
+        each
+        for each in all_runs
+        if each.experiment.settings.precision == "float16"
+        and each.experiment.settings.optimizer == Adam()
+    ]
+    optimizers = [each for each in brent if each.experiment.settings.precision == "float16"]
     made["scale"] = scale_table(joined) if joined else UNMEASURED.format(COMMANDS["scale"])
     made["formats"] = formats_table(runs) if runs else UNMEASURED.format(COMMANDS["formats"])
     made["solvers"] = solvers_table(halves) if halves else UNMEASURED.format(COMMANDS["solvers"])
-    made["targets"] = targets_table(results, runs)
+    made["optimizers"] = (
+        optimizers_table(optimizers) if optimizers else UNMEASURED.format(COMMANDS["optimizers"])
+    )
+    made["targets"] = targets_table(results, brent)
     return filled(text, made)
 
 

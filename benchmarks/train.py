@@ -100,7 +100,7 @@ def run(options: argparse.Namespace, folder: Path, began: float) -> dict[str, An
         "dataset": options.dataset, "method": options.method, "kappa": settings.method.kappa,
         "precision": settings.precision, "epochs": settings.epochs, "seed": settings.seed,
         "batch_size": settings.batch_size, "captured": watch.compiled,
-        "solver": _solver(settings),
+        "solver": _solver(settings), "optimizer": type(settings.optimizer).__name__,
         "ready_s": watch.ready - began,
         "first_step_s": watch.first - began,
         "training_s": watch.last - watch.first,
