@@ -42,7 +42,8 @@ def picture(known: Standings) -> str:
         return (
             "![Accuracy against ACR on CIFAR-10](docs/figures/figure1-cifar10.png)\n\n"
             "CIFAR-10, all test images, radii up to 8.8/255; numbers beside points are kappa, the "
-            "share of standard loss. [All of the paper's tables](docs/reproduction.md)."
+            "share of standard loss; thin lines join equal ART. "
+            "[All of the paper's tables](docs/reproduction.md)."
         )
     return (
         "![Accuracy against robustness on digits](docs/digits.png)\n\n"
