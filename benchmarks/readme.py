@@ -42,7 +42,8 @@ def picture(known: Standings) -> str:
         return (
             "![Accuracy against ACR on CIFAR-10](docs/figures/figure1-cifar10.png)\n\n"
             "CIFAR-10, all test images, radii up to 8.8/255; numbers beside points are kappa, the "
-            "share of standard loss. [All of the paper's tables](docs/reproduction.md)."
+            "share of standard loss; thin lines join equal ART. "
+            "[All of the paper's tables](docs/reproduction.md)."
         )
     return (
         "![Accuracy against robustness on digits](docs/digits.png)\n\n"
@@ -54,8 +55,8 @@ def picture(known: Standings) -> str:
 def speed_table() -> str:
     rows = [
         "| network, hardware, batch | forward, ms | bound pass | elided margin | auto_LiRPA's | "
-        "certified radius, ms an image | peak memory |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "certified radius, ms an image | memory of a bound pass | commit |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for path in sorted((ROOT / "results").glob("bounds-*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -74,7 +75,7 @@ def speed_table() -> str:
                 f"| {network}, {record['hardware']}, {record['batch']} | "
                 f"{1e3 * forward['seconds']:.1f} | {times('bound pass')} | "
                 f"{times('elided margin')} | {times('auto_LiRPA elided margin')} | "
-                f"{radius:.1f} | {memory:.2f}x |"
+                f"{radius:.1f} | {memory:.2f}x | {record['commit'][:7]} |"
             )
     return "\n".join(rows)
 

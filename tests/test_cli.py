@@ -65,6 +65,15 @@ def test_torchrun_is_refused_where_processes_would_not_share_the_work(monkeypatc
     assert "torchrun is for train and certify" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "flags", [("--set", "radius_schedule=FullRadius"), ("--method", "standard")]
+)
+def test_nothing_is_said_of_schedules_that_no_epoch_changes(call, flags):
+    assert call("train", "--show", "--epochs", "3")[2].startswith("schedules scaled to 3 epochs")
+    status, _, err = call("train", "--show", "--epochs", "3", *flags)
+    assert (status, err) == (0, "")
+
+
 def test_train_and_certify(call):
     status, out, err = call("train", *QUICK)
     folder = Path("runs/digits-acert-k0-s0")

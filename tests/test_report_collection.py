@@ -466,11 +466,11 @@ def test_settings_are_told_apart_where_a_class_and_the_data_differ_too(tmp_path)
         folder = make_run(tmp_path / name, settings=solver("PowerLaw", 2))
         _config(lambda config, sha=sha: config["data"].update(sha256=sha))(folder)
     variants = {group.runs[0].name: group.variant for group in collect([tmp_path]).groups}
-    assert variants["a"] == "method.solver Brent, root steps 1"
-    assert variants["b"] == "method.solver Brent, root steps 2"
+    assert variants["a"] == "solver Brent, root steps 1"
+    assert variants["b"] == "solver Brent, root steps 2"
     # These two differ in their data alone.
-    assert variants["c"] == "method.solver PowerLaw, data.sha256 11"
-    assert variants["d"] == "method.solver PowerLaw, data.sha256 22"
+    assert variants["c"] == "solver PowerLaw, data.sha256 11"
+    assert variants["d"] == "solver PowerLaw, data.sha256 22"
 
 
 def test_variants_of_a_method_are_told_apart(tmp_path):
@@ -489,6 +489,16 @@ def test_variants_of_a_method_are_told_apart(tmp_path):
         "c": "ACERT, root steps 2, schedule FullRadius, \u03ba 0",
         "d": "FastIBP, \u03ba 0",
     }
+
+
+def test_numbers_of_variants_have_six_digits_where_those_tell_them_apart(tmp_path):
+    make_run(tmp_path / "a", settings={"max_radius": 8 / 255})
+    make_run(tmp_path / "b", settings={"max_radius": 8.8 / 255})
+    variants = [group.variant for group in collect([tmp_path]).groups]
+    assert variants == ["max radius 0.0313725", "max radius 0.0345098"]
+    make_run(tmp_path / "c", settings={"max_radius": 0.0313725})
+    variants = [group.variant for group in collect([tmp_path]).groups]
+    assert variants == [f"max radius {radius}" for radius in (0.0313725, 8 / 255, 8.8 / 255)]
 
 
 def test_training_data_are_named_only_where_nothing_else_differs(tmp_path):

@@ -275,9 +275,36 @@ def test_a_long_legend_makes_the_figure_higher_and_its_names_shorter(tmp_path):
         make_run(tmp_path / str(i), method=f"{i} {'long' * 40}")
     groups = collect([tmp_path]).groups
     few, many = (figures.certified_accuracy_curves(some) for some in (groups[:2], groups))
-    assert many.get_figheight() - few.get_figheight() == pytest.approx(1.4)
+    assert many.get_figheight() - few.get_figheight() == pytest.approx(10 * 3 * 0.14)
     words = [text.get_text() for text in many.legends[0].get_texts()]
-    assert all(word.endswith("\N{HORIZONTAL ELLIPSIS}") and len(word) < 50 for word in words)
+    assert all(word.endswith("\N{HORIZONTAL ELLIPSIS}") for word in words)
+    assert all(len(word.splitlines()) == 3 for word in words)
+    assert all(len(line) < 50 for word in words for line in word.splitlines())
+
+
+def test_what_tells_variants_apart_is_in_the_legend_to_the_end(tmp_path):
+    for precision in ("float16", "tf32"):
+        for epochs in (3, 4):
+            settings = {"precision": precision, "l1": 1e-5 * epochs, "clip_norm": epochs, "a$": 1}
+            if epochs == 3:
+                settings["a$"] = 2
+            make_run(tmp_path / f"{precision}-{epochs}", epochs=epochs, settings=settings)
+    figure = figures.trade_off(collect([tmp_path]).groups)
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(set(words)) == 4
+    assert sum("tf32" in word for word in words) == 2
+    assert all(r"a\$" in word for word in words)
+    figure.draw_without_rendering()  # no dollar sign starts a formula
+
+
+def test_of_two_close_points_the_upper_one_has_the_upper_word():
+    close = [Labelled("low", 50, 79.5, 0, 0, "#000000"), Labelled("high", 50, 80, 0, 0, "#000000")]
+    with empty_figure(2.5) as (figure, axes):
+        axes.set(xlim=(40, 60), ylim=(70, 90))
+        label_points(figure, axes, close)
+        figure.draw_without_rendering()
+    low, high = sorted((text.get_window_extent().y0, text.get_text()) for text in axes.texts)
+    assert (low[1], high[1]) == ("low", "high")
 
 
 def test_an_axis_starts_where_the_curves_are(tmp_path, groups):

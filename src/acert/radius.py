@@ -43,18 +43,28 @@ _COMPARED = 4  # samples on which the model itself is compared with its bounds
 
 
 class Status(IntEnum):
-    """How a certified radius came about."""
+    """How a certified radius came about, as `CertifiedRadius.status` holds it.
 
-    MISCLASSIFIED = 0  # the margin at radius 0 is >= 0: value 0
-    CERTIFIED_TO_MAX = 1  # proven up to `max_radius`
-    ROOT = 2  # the root of the margin, to the solver's tolerance
-    UNCONVERGED = 3  # proven, but not known to be the largest such radius
+    MISCLASSIFIED: the margin at radius 0 is not negative, and the value is 0.
+    CERTIFIED_TO_MAX: the value is `max_radius`.
+    ROOT: the value is the root of the margin, to the solver's tolerance.
+    UNCONVERGED: the value is proven, but not known to be the largest such radius.
+
+    >>> Status(2).name
+    'ROOT'
+    """
+
+    MISCLASSIFIED = 0
+    CERTIFIED_TO_MAX = 1
+    ROOT = 2
+    UNCONVERGED = 3
 
 
 class CertifiedRadius(NamedTuple):
     """Radii, how they came about, their cost and the predicted classes, all (batch,).
 
-    `steps` counts the evaluations of the proven margin.
+    `value` holds proven radii in float64, `status` numbers of `Status`; `steps` counts the
+    evaluations of the proven margin.
     """
 
     value: Tensor

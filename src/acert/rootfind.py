@@ -26,12 +26,17 @@ _LAG = 7.0
 
 
 class RootStatus(IntEnum):
-    """How the search for one sample's root ended."""
+    """How the search for one sample's root ended.
 
-    POSITIVE_THROUGHOUT = 0  # f(lower) >= 0
-    NEGATIVE_THROUGHOUT = 1  # f(upper) < 0
+    POSITIVE_THROUGHOUT: f(lower) >= 0. NEGATIVE_THROUGHOUT: f(upper) < 0.
+    CONVERGED: the bracket is within the tolerance.
+    UNCONVERGED: `max_steps` are used up; the bracket still holds the root.
+    """
+
+    POSITIVE_THROUGHOUT = 0
+    NEGATIVE_THROUGHOUT = 1
     CONVERGED = 2
-    UNCONVERGED = 3  # max_steps used up; the bracket still holds
+    UNCONVERGED = 3
 
 
 class RootResult(NamedTuple):

@@ -36,7 +36,8 @@ def load_model(
 
     Inputs in, logits out: images in [0, 1] as they are, since normalisation is the model's
     first layer. `source` is a run folder or one of `acert.zoo.SHIPPED`. A run on a model of
-    one's own needs that `model` again, as a module or as its factory.
+    one's own needs that `model` again: a module, which is filled in place and returned, or its
+    factory.
 
     >>> load_model("digits-acert")(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 10])

@@ -48,6 +48,11 @@ def certified_margin(
     last linear layer with the difference, which is never looser. The box is
     [x - radius, x + radius] inside `domain`; `domain=None` leaves it unclamped.
     `bounds="crown-ibp"` takes the smaller of CROWN's and the interval bound for each class.
+
+    >>> model = nn.Linear(2, 2).requires_grad_(False)
+    >>> _ = model.weight.copy_(torch.eye(2)), model.bias.zero_()
+    >>> certified_margin(model, torch.tensor([[0.5, 0.25]]), torch.tensor([0]), 0.05)
+    tensor([-0.1500])
     """
     logits = worst_case_logits(
         model, images, labels, radius,
@@ -72,6 +77,12 @@ def worst_case_logits(
     Plain: upper bounds, and the lower bound at the label. Elided: upper bounds of z_i - z_y,
     which is 0 at the label; the same up to a shift if nothing were gained by eliding.
     `bounds="crown-ibp"` gives differences in both cases, the smaller of CROWN's and these.
+
+    >>> model = nn.Linear(2, 2).requires_grad_(False)
+    >>> _ = model.weight.copy_(torch.eye(2)), model.bias.zero_()
+    >>> image, label = torch.tensor([[0.5, 0.25]]), torch.tensor([0])
+    >>> worst_case_logits(model, image, label, 0.05, elide=False)
+    tensor([[0.4500, 0.3000]])
     """
     check_bounds(bounds)
     compiling = torch.compiler.is_compiling()

@@ -80,7 +80,7 @@ def register_rule(function: Any, rule: Any, *, ulps: float) -> None:
     far a network's own evaluation may be off, in units in the last place of the sample's
     largest magnitude among those intervals and the result; where constants or intermediate
     results are larger, state more. Without it no certificate could hold in floating point, so
-    there is no default.
+    there is no default. docs/adding-a-layer.md adds one and tests it.
     """
     if not callable(function) or not callable(rule):
         raise InvalidInput(f"`function` and `rule` must be callable; got {function!r} and {rule!r}")

@@ -139,21 +139,22 @@ def _experiment(options: argparse.Namespace, processes: Processes) -> Experiment
         train_on_all=options.train_on_all, domain=None if facts is None else facts.domain,
     )  # fmt: skip
     whole = recipe(dataset, method, kappa=options.kappa).settings.epochs
-    if options.epochs is not None and options.epochs != whole and processes.first:
-        print(_schedules(experiment), file=sys.stderr)
+    scaled = _scaled_schedules(experiment)
+    if options.epochs is not None and options.epochs != whole and scaled and processes.first:
+        print(f"schedules scaled to {_epochs(options.epochs)}: {scaled}", file=sys.stderr)
     return experiment
 
 
-def _schedules(experiment: Experiment) -> str:
-    """What a new number of epochs did to the schedules."""
+def _scaled_schedules(experiment: Experiment) -> str:
+    """What a new number of epochs did to the schedules; empty where none counts epochs."""
     settings = experiment.settings
     words = []
-    if isinstance(settings.radius_schedule, SmoothRadius):
+    if settings.method.uses_bounds and isinstance(settings.radius_schedule, SmoothRadius):
         words.append(f"the radius rises over {_epochs(settings.radius_schedule.length)}")
     if isinstance(settings.learning_rate, StepDecay):
         after = " and ".join(str(epoch) for epoch in settings.learning_rate.epochs)
         words.append(f"the learning rate falls after epoch {after}")
-    return f"schedules scaled to {_epochs(settings.epochs)}: {', '.join(words)}"
+    return ", ".join(words)
 
 
 def _epochs(count: int) -> str:

@@ -72,7 +72,11 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run: the model in evaluation mode, a row per epoch, and the folder if any."""
+    """A finished run: the model in evaluation mode, a row per epoch, and the folder if any.
+
+    A row holds `epoch`, `step`, `loss` and its parts, `train_accuracy`, `learning_rate`,
+    `radius_cap` and `seconds`; where the epoch was validated also `accuracy`, `acr` and `art`.
+    """
 
     model: nn.Module
     history: list[Row]

@@ -18,10 +18,14 @@ __all__ = ["Acert"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Acert(Method):
-    """Trains at the root of the certified margin, as far as the solver's steps find it.
+    """ACERT (Eq. 9): each sample trains at its own certified radius, up to the radius cap.
 
-    The root's estimate is used, not the bracket's certified end: after two steps that end is
-    still a fifth short of the root, and training there gives smaller radii.
+    That is the root of the certified margin, as far as the steps of `solver` find it. The root's
+    estimate is used, not the bracket's certified end: after two steps that end is still a fifth
+    short of the root, and training there gives smaller radii.
+
+    >>> Acert(kappa=0.25, solver=Brent(max_steps=4)).solver.max_steps
+    4
     """
 
     solver: Solver = Brent(xtol=1e-6, rtol=1e-4, max_steps=2)  # noqa: RUF009  a frozen value

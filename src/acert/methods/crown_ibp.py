@@ -17,7 +17,10 @@ __all__ = ["CrownIBP"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class CrownIBP(Method):
-    """Trains on beta CROWN + (1 - beta) IBP; beta falls from 1 to 0 as the cap rises."""
+    """CROWN-IBP: every sample trains at the cap, on beta CROWN + (1 - beta) IBP.
+
+    beta falls from 1 to 0 as the cap rises, so that it ends as FastIBP.
+    """
 
     @property
     def uses_bounds(self) -> bool:

@@ -15,7 +15,7 @@ __all__ = ["FastIBP"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class FastIBP(Method):
-    """Every sample trains at the cap."""
+    """FastIBP (Eq. 5): every sample trains at the radius cap, which rises to `max_radius`."""
 
     @property
     def uses_bounds(self) -> bool:

@@ -19,10 +19,11 @@ __all__ = ["Sabr"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sabr(Method, Attack):
-    """The small box has the share `box_share` (lambda) of the cap as its radius.
+    """SABR: trains on a small box around an attacked point, inside the box of the cap.
 
-    Its center is found by PGD from a random start: `attack_steps` signed steps of half the cap,
-    a tenth of that after the first four and a hundredth after the first seven.
+    The small box has the share `box_share` (lambda) of the cap as its radius. Its center is
+    found by PGD from a random start: `attack_steps` signed steps of half the cap, a tenth of that
+    after the first four and a hundredth after the first seven.
     """
 
     box_share: float = 0.7

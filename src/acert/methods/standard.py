@@ -16,7 +16,7 @@ __all__ = ["Standard"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Standard(Method):
-    """No bounds at all; kappa is 1 by definition."""
+    """Standard training (Eq. 10): the clean loss, no bounds at all; kappa is 1 by definition."""
 
     kappa: float = 1.0
 

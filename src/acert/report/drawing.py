@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ __all__ = [
 _Box = tuple[float, float, float, float]
 # A column of the usual two-column page, in inches.
 _WIDTH = 3.4
-_LEGEND_LETTERS = 48
+_LEGEND_LETTERS, _LEGEND_LINES = 48, 3
 _HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
 # Matplotlib's own type for it lists every name there is.
 _STYLE: Any = {
@@ -148,6 +149,7 @@ def label_points(
 ) -> None:
     """A word beside each point, on the first side that is free; left out where none is.
 
+    The highest point comes first: of two that are close, the upper one gets the upper word.
     Rather not across a bar, but rather there than nowhere. Words and a legend that are there
     already stay free.
     """
@@ -167,7 +169,7 @@ def label_points(
         taken.append((scale * left, scale * bottom, scale * right, scale * top))
     bars = [box(one.x, one.y, one.dx, 0) for one in points]
     bars += [box(one.x, one.y, 0, one.dy) for one in points]
-    for one in points:
+    for one in sorted(points, key=lambda point: -point.y):
         x, y, _, _ = box(one.x, one.y, 0, 0)
         width, height = 0.65 * size * len(one.word), 1.1 * size
         across, up, down = 0.75 * size, 0.55 * size, -1.45 * size
@@ -235,15 +237,27 @@ def draw_contours(axes: Axes, points: Sequence[Labelled], *, size: float = 5.5) 
 def draw_legend(figure: Figure, axes: Axes) -> None:
     """The legend of the axes above the figure, in as many columns as its words leave room for.
 
-    Many rows make the figure higher, not the axes lower.
+    Long words go on in a second and a third line, since what tells variants of a method apart
+    often stands at their end. Many lines make the figure higher, not the axes lower.
     """
-    handles, words = axes.get_legend_handles_labels()
-    words = [cut(word, _LEGEND_LETTERS) for word in words]
-    longest = max(map(len, words))
+    handles, labels = axes.get_legend_handles_labels()
+    words = [_lines(label) for label in labels]
+    longest = max(len(line) for word in words for line in word.split("\n"))
     columns = 1 if longest > 26 else 2 if longest > 14 else 3
-    rows = math.ceil(len(words) / columns)
-    figure.set_figheight(figure.get_figheight() + 0.14 * max(0, rows - 2))
+    lines = math.ceil(sum(word.count("\n") + 1 for word in words) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.14 * max(0, lines - 2))
     figure.legend(handles, words, loc="outside upper center", ncols=columns, columnspacing=1.2)
+
+
+def _lines(label: str) -> str:
+    """A label in lines of the legend's width; an ellipsis ends one that is too long for all."""
+    # Dollar signs lose their mark before and get it after, or a line could end between the two.
+    whole = label.replace(r"\$", "$")
+    lines = textwrap.wrap(whole, _LEGEND_LETTERS, break_on_hyphens=False)
+    kept = lines[:_LEGEND_LINES]
+    if len(lines) > _LEGEND_LINES:
+        kept[-1] = cut(f"{kept[-1]} {lines[_LEGEND_LINES]}", _LEGEND_LETTERS)
+    return plain("\n".join(kept))
 
 
 def plain(text: str) -> str:

@@ -186,7 +186,7 @@ def class_radii(groups: Sequence[Group]) -> Figure:
             x = band.x + 0.6 * ((place + 0.5) / len(chosen) - 0.5)
             reach = np.stack([band.mean - band.low, band.high - band.mean])
             axes.errorbar(
-                x, band.mean, yerr=np.maximum(reach, 0), elinewidth=0.8,
+                x, band.mean, yerr=np.maximum(reach, 0), elinewidth=0.8, clip_on=False,
                 **{**style, "linestyle": "none"},
             )  # fmt: skip
             axes.plot([], [], label=plain(group.label), **{**style, "linestyle": "none"})

@@ -28,6 +28,8 @@ _SHORT = {"solver.max_steps": "root steps", "radius_schedule": "schedule"}
 # Method, words of the variant, numbers of the variant.
 _Order = tuple[tuple[int, str], list[str], list[float]]
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
+# As JSON writes it; text is in quotes there, and whole numbers are told in full.
+_FRACTION = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +243,8 @@ def _variant(run: Run, siblings: Sequence[Run]) -> str:
         said = plain if name.startswith("data.") else inside
         alike = [one for one in siblings if _agree(one, run, said)]
         if name in run.settings and len({one.settings.get(name) for one in alike}) > 1:
-            words.append(f"{_short(name)} {run.settings[name].strip(chr(34))}")
+            values = {one.settings[name] for one in siblings if name in one.settings}
+            words.append(f"{_short(name)} {_told(run.settings[name], values)}")
     return ", ".join(words)
 
 
@@ -254,7 +257,18 @@ def _short(name: str) -> str:
     for ending, word in _SHORT.items():
         if plain.endswith(ending):
             return word
-    return plain.split("settings.")[-1].removeprefix("experiment.").replace("_", " ")
+    field = plain.split("settings.")[-1].removeprefix("experiment.").removeprefix("method.")
+    return field.replace("_", " ")
+
+
+def _told(value: str, values: set[str]) -> str:
+    """A setting as text; its numbers with six digits where those tell all `values` apart."""
+    rounded = {one: _rounded(one) for one in values}
+    return (rounded[value] if len(set(rounded.values())) == len(values) else value).strip('"')
+
+
+def _rounded(value: str) -> str:
+    return f"{float(value):.6g}" if _FRACTION.fullmatch(value) else value
 
 
 def _band(x: Floats, rows: Sequence[Floats]) -> Band:
