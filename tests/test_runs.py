@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +37,7 @@ from acert.experiments.run import (
     train_run,
 )
 from acert.methods import METHODS, Acert, CrownIBP, FastIBP, Sabr, Standard
+from acert.optimizers import Adam, Muon
 from acert.report import group_runs, read_runs
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius
 from acert.settings import Settings
@@ -662,6 +664,16 @@ def test_another_config_is_refused_by_its_first_field(reference, changes, field)
         train_run(experiment(**changes), out=reference, resume=True, progress=False)
 
 
+def test_a_run_that_is_older_than_a_field_had_its_default(reference, tmp_path):
+    folder = shutil.copytree(reference, tmp_path / "run")
+    config = json.loads((folder / "config.json").read_text())
+    del config["experiment"]["settings"]["optimizer"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert train_run(experiment(), out=folder, resume=True, progress=False).history
+    with pytest.raises(RunError, match=r'optimizer\.class` is "Adam" there and "Muon" here'):
+        train_run(experiment(optimizer=Muon()), out=folder, resume=True, progress=False)
+
+
 def test_other_data_are_refused_and_the_place_of_the_data_is_remembered(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {
@@ -829,11 +841,13 @@ def blobs(count=60, dtype=torch.float32):
     return (images * 255).to(dtype) if dtype is torch.uint8 else images, labels
 
 
-def test_own_arrays_are_learnt_and_certified():
+@pytest.mark.parametrize("optimizer", [None, Adam(), Muon()])
+def test_own_arrays_are_learnt_and_certified(optimizer):
     torch.manual_seed(0)
     run = train(
-        models.mlp(2, [32], 3), blobs(), method=Acert(), max_radius=0.1, epochs=60,
-        learning_rate=0.02, validation=blobs(30), validate_every=20, progress=False,
+        models.mlp(2, [32, 16], 3), blobs(), method=Acert(), max_radius=0.1, epochs=60,
+        optimizer=optimizer, learning_rate=0.02, validation=blobs(30), validate_every=20,
+        progress=False,
     )  # fmt: skip
     assert run.folder is None
     assert [row["epoch"] for row in run.history if "art" in row] == [20, 40, 60]

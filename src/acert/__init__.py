@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from acert.errors import AcertError, DataError, InvalidInput, RunError, UnsupportedOperation
     from acert.experiments.run import Run, train
     from acert.methods import Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
+    from acert.optimizers import Adam, Muon
     from acert.radius import CertifiedRadius, Status, certified_radius
     from acert.rootfind import Bisection, Brent, PowerLaw, RootResult, RootStatus
     from acert.zoo import load_model
@@ -30,6 +31,7 @@ __all__ = [
     "Acert",
     "AcertError",
     "AcertFast",
+    "Adam",
     "BatchStatistics",
     "Bisection",
     "Brent",
@@ -40,6 +42,7 @@ __all__ = [
     "FastIBP",
     "Interval",
     "InvalidInput",
+    "Muon",
     "PowerLaw",
     "RootResult",
     "RootStatus",
@@ -60,7 +63,10 @@ __all__ = [
     "worst_case_logits",
 ]
 
-_HOMES = ("errors", "rootfind", "bounds", "radius", "deploy", "methods", "experiments.run", "zoo")
+_HOMES = (
+    "errors", "rootfind", "optimizers", "bounds", "radius", "deploy", "methods",
+    "experiments.run", "zoo",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,13 @@ from acert.bounds.substitution import called_with, copied_buffers
 from acert.data import Dataset, Split, to_float
 from acert.errors import AcertError, InvalidInput, RunError, UnsupportedOperation
 from acert.evaluation import evaluation_mode
-from acert.experiments.experiment import Experiment, build_model, build_own
+from acert.experiments.experiment import (
+    Experiment,
+    build_model,
+    build_own,
+    from_config,
+    to_config,
+)
 from acert.methods import CrownIBP
 from acert.settings import Settings
 from acert.untrusted import check_size
@@ -165,8 +171,12 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
 
 def refuse_other(folder: Path, name: str, value: Any) -> None:
     """Refuses to resume a run with another config, or on other data, than it was begun with."""
-    kept = records.read_config(folder)
-    found = records.first_difference({name: kept.get(name)}, {name: value})
+    kept = records.read_config(folder).get(name)
+    if isinstance(kept, Mapping) and "class" in kept:
+        # A field that is younger than the run had its default then.
+        with suppress(RunError, InvalidInput):
+            kept = to_config(from_config(kept))
+    found = records.first_difference({name: kept}, {name: value})
     if found is not None:
         raise RunError(f"the run in {folder} cannot be resumed with another config: {found}")
 

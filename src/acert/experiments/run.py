@@ -53,6 +53,7 @@ from acert.experiments.preparation import (
 from acert.experiments.progress import Events, Progress, display
 from acert.fields import check_fields
 from acert.methods import Method
+from acert.optimizers import Adam, Optimizer
 from acert.processes import ALONE, Processes
 from acert.records import Row
 from acert.schedules import LearningRate, OneCycle, RadiusSchedule, SmoothRadius
@@ -176,6 +177,7 @@ def train(
     max_radius: float,
     epochs: int,
     batch_size: int | None = None,
+    optimizer: Optimizer | None = None,
     learning_rate: float | LearningRate | None = None,
     radius_schedule: RadiusSchedule | None = None,
     regularization: float = 0.5,
@@ -198,8 +200,8 @@ def train(
     """Trains a user's own model, in place, on arrays (images, labels); files only with `out`.
 
     Images are uint8, or float inside `domain`; labels count from 0. What is not given follows
-    from the rest: batches of 128, fewer where there are few samples; a one-cycle learning rate
-    with its peak at 2e-3, or at `learning_rate` if that is a number; a radius cap that rises
+    from the rest: batches of 128, fewer where there are few samples; Adam; a one-cycle learning
+    rate with its peak at 2e-3, or at `learning_rate` if that is a number; a radius cap that rises
     from epoch 2 on for 40 % of the epochs. With `validation`, accuracy, ACR and ART of those
     samples are in the history every `validate_every` epochs and at the end. `device=None` is
     where the model is. Every part of it is put into training mode by `model.train()`, and into
@@ -237,6 +239,8 @@ def train(
     }  # fmt: skip
     if radius_schedule is not None:
         given["radius_schedule"] = radius_schedule
+    optimizer = Adam() if optimizer is None else optimizer
+    given["optimizer"] = optimizer
     check_fields(Settings, given if batch_size is None else given | {"batch_size": batch_size})
     check_seed(seed)
     dataset = data.from_arrays(*pair_of_arrays("samples", samples), domain=domain)
@@ -252,7 +256,7 @@ def train(
     settings = Settings(
         method=method, max_radius=max_radius, epochs=epochs,
         batch_size=min(count, 128, max(16, count // 8)) if batch_size is None else batch_size,
-        learning_rate=learning_rate, radius_schedule=radius_schedule,
+        optimizer=optimizer, learning_rate=learning_rate, radius_schedule=radius_schedule,
         regularization=regularization, l1=l1, clip_norm=clip_norm, seed=seed,
         precision=precision, elide=elide, domain=domain, augmentation=augmentation,
     )  # fmt: skip
