@@ -716,8 +716,18 @@ class Forward(nn.Module):
         lambda x: x * 3 if torch.is_tensor(x) else x,
         lambda x: x + 0.1 * torch.randn(x.shape),
         lambda x: x - x.mean(0, keepdim=True),
+        lambda x: x + x[:1],
+        lambda x: x + x[-1:],
+        lambda x: x * torch.linspace(1, 2, len(x)).unsqueeze(1),
     ],
-    ids=["asks for the type", "draws at random", "mixes the batch"],
+    ids=[
+        "asks for the type",
+        "draws at random",
+        "mixes the batch",
+        "looks at the first",
+        "looks at the last",
+        "counts its samples",
+    ],
 )
 def test_a_model_that_is_another_one_for_intervals_is_refused(function):
     with pytest.raises(acert.UnsupportedOperation, match="computes something else of images"):
