@@ -316,6 +316,7 @@ ONLY_FIRST = "only its first argument may depend on the model's input"
         ("x == 1", f"torch.Tensor.eq: {NO_RULE}"),
         ("x <= 1", f"torch.Tensor.le: {NO_RULE}"),
         ("1.0 * float(x[0, 0, 0])", f"torch.Tensor.item: {NO_RULE}"),
+        ("torch.tensor(x)", f"len() of a number, or torch.tensor() of one: {NO_RULE}"),
         ("x * int(x[0, 0, 0])", f"torch.Tensor.item: {NO_RULE}"),
         ("x ** 2", f"torch.Tensor.pow: {NO_RULE}"),
         ("2 ** x", f"torch.Tensor.pow: {NO_RULE}"),
