@@ -734,6 +734,16 @@ def test_a_model_that_is_another_one_for_intervals_is_refused(function):
         acert.certified_radius(Forward(function), torch.rand(8, 6), max_radius=0.1)
 
 
+class Squeezed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.squeeze())
+
+
+def test_a_model_that_drops_the_axis_of_a_batch_of_one_is_refused():
+    with pytest.raises(acert.InvalidInput, match=r"logits of shape \(1, classes\) .* got \(3,\)"):
+        acert.certified_radius(Squeezed(6, 3), torch.rand(8, 1, 6), max_radius=0.1)
+
+
 @pytest.mark.parametrize(("dtype", "max_radius"), [(torch.float32, 1e40), (torch.float16, 1e6)])
 def test_the_largest_radius_may_be_beyond_the_images_precision(dtype, max_radius):
     model = nn.Linear(1, 2).requires_grad_(False)

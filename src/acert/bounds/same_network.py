@@ -39,6 +39,7 @@ def check_same_network(model: nn.Module, images: Tensor) -> None:
     chosen = [slice(*part) for part in sorted({(0, 1), (0, count), (count - 1, count)})]
     for some, logits in zip(chosen, _answers(model, images, chosen), strict=True):
         lower, upper = (end[some] for end in output.ends())
+        check_logits(logits, None, len(lower))  # `squeeze()` drops the axis of a batch of one
         if bool(((logits < lower) | (logits > upper)).any()):
             raise UnsupportedOperation(
                 "the model computes something else of images than of intervals around them, or of "
