@@ -439,6 +439,20 @@ def test_implicit_gradient_in_closed_form():
     assert model.bias.grad.tolist() == pytest.approx([1 / 3, -1 / 3, 0.0], rel=1e-6)
 
 
+@pytest.mark.parametrize("bounds", ["ibp", "crown-ibp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_pixel_at_the_end_of_the_domain_does_not_move_that_end(dtype, bounds):
+    # z_0 - z_1 = x0 + 2 x1 - 2 x2 + 1.75 is least at x0 - radius, x1 = 0 and x2 = 1, the ends.
+    model = linear([[1.0, 2.0, -2.0], [0.0, 0.0, 0.0]], [1.75, 0.0]).to(dtype)
+    images = torch.tensor([[0.5, 0.0, 1.0]], dtype=dtype, requires_grad=True)
+    result = acert.certified_radius(
+        model, images, max_radius=0.5, bounds=bounds, differentiable=True
+    )
+    assert result.value.item() == pytest.approx(0.25, rel=1e-4)
+    result.value.sum().backward()
+    assert images.grad.tolist()[0] == pytest.approx([1.0, 0.0, 0.0])
+
+
 def test_gradient_is_a_positive_multiple_of_the_falling_margin():
     model, images, labels = random_net(22, samples=6, dtype=torch.float64)
     result = acert.certified_radius(
