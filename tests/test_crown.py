@@ -732,6 +732,17 @@ def test_differentiable_radii():
 # -- gradients and compilation ----------------------------------------------------------
 
 
+def test_a_last_layer_of_zeros_has_the_gradient_of_its_input():
+    # Surely active: z_1 - z_0 = (w_1 - w_0) . h, whose slope in w_1 is h at radius 0.
+    images, hidden = torch.rand(2, 4).double(), nn.Linear(4, 6).double()
+    nn.init.constant_(hidden.bias, 9.0)
+    weight = torch.zeros(3, 6, dtype=torch.float64, requires_grad=True)
+    output = F.linear(F.relu(recorded(hidden, images, 0.0)), weight)
+    crown_differences(output, torch.tensor([0, 0]))[0, 1].backward()
+    active = hidden(images)[0].detach()
+    torch.testing.assert_close(weight.grad, torch.stack((-active, active, 0 * active)))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_against_finite_differences(name):
     model, (images, labels) = make(name), digits(3)
