@@ -748,6 +748,18 @@ def test_a_model_that_is_another_one_for_intervals_is_refused(function):
         acert.certified_radius(Forward(function), torch.rand(8, 6), max_radius=0.1)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "inputs", "share"), [(torch.bfloat16, 300, 1.0), (torch.float32, 3000, 1e-4)]
+)
+def test_a_model_that_mixes_the_batch_is_refused_where_rounding_would_hide_it(dtype, inputs, share):
+    torch.manual_seed(0)
+    model = Forward(lambda x: x - share * x.mean(0, keepdim=True))
+    model.net = models.mlp(inputs, [16], 3)
+    images = torch.rand(4, inputs).to(dtype)
+    with pytest.raises(acert.UnsupportedOperation, match="computes something else of images"):
+        acert.certified_radius(model.to(dtype), images, max_radius=0.1)
+
+
 class Squeezed(nn.Linear):
     def forward(self, x):
         return super().forward(x.squeeze())
