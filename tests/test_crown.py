@@ -259,6 +259,7 @@ AFFINE = {
     "views": lambda: with_head(
         lambda x: x.view(-1, 1, 72).squeeze(1).unsqueeze(-1).reshape(x.shape[0], 2, 36), 72
     ),
+    "copies and casts": lambda: with_head(lambda x: x.clone().double().to(x.dtype), 72),
     "no linear layer at the end": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(72, 3), nn.BatchNorm1d(3)
     ),
