@@ -259,6 +259,7 @@ AFFINE = {
     "views": lambda: with_head(
         lambda x: x.view(-1, 1, 72).squeeze(1).unsqueeze(-1).reshape(x.shape[0], 2, 36), 72
     ),
+    "copies and casts": lambda: with_head(lambda x: x.clone().double().to(x.dtype), 72),
     "no linear layer at the end": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(72, 3), nn.BatchNorm1d(3)
     ),
@@ -730,6 +731,17 @@ def test_differentiable_radii():
 
 
 # -- gradients and compilation ----------------------------------------------------------
+
+
+def test_a_last_layer_of_zeros_has_the_gradient_of_its_input():
+    # Surely active: z_1 - z_0 = (w_1 - w_0) . h, whose slope in w_1 is h at radius 0.
+    images, hidden = torch.rand(2, 4).double(), nn.Linear(4, 6).double()
+    nn.init.constant_(hidden.bias, 9.0)
+    weight = torch.zeros(3, 6, dtype=torch.float64, requires_grad=True)
+    output = F.linear(F.relu(recorded(hidden, images, 0.0)), weight)
+    crown_differences(output, torch.tensor([0, 0]))[0, 1].backward()
+    active = hidden(images)[0].detach()
+    torch.testing.assert_close(weight.grad, torch.stack((-active, active, 0 * active)))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -577,6 +577,15 @@ def test_any_rank_of_input(shape, first):
     assert margins[0].item() == pytest.approx((clean[0, 1] - clean[0, 0]).item())
 
 
+@pytest.mark.parametrize("bounds", ["ibp", "crown-ibp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_at_radius_0_pixels_at_the_ends_have_the_gradient_of_the_network(dtype, bounds):
+    model = nn.Linear(4, 2).to(dtype)
+    images = torch.tensor([[0.0, 1.0, 0.25, 0.75]], dtype=dtype, requires_grad=True)
+    acert.certified_margin(model, images, torch.tensor([0]), 0.0, bounds=bounds).backward()
+    torch.testing.assert_close(images.grad[0], (model.weight[1] - model.weight[0]).detach())
+
+
 @pytest.mark.parametrize("elide", [True, False])
 def test_gradients_against_finite_differences(elide):
     model, images, labels = random_net(11, [5], nn.Tanh)

@@ -147,6 +147,22 @@ def test_crown_ibp_is_intervals_alone_once_the_radius_has_settled(elide):
     torch.testing.assert_close(results[1], results[0])
 
 
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_crown_ibp_without_elision_takes_a_model_that_does_not_end_in_a_linear_layer(settled):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 1), Mean())
+    images, labels = torch.rand(6, 1, 5, 5), torch.randint(4, (6,))
+    step = step_of(model, images, labels, progress=1.0, elide=False, settled=settled)
+    plain = acert.worst_case_logits(model, images, labels, 0.1, elide=False)
+    wanted = plain - plain.gather(1, labels.unsqueeze(1))
+    torch.testing.assert_close(CrownIBP().worst_case_logits(step), wanted)
+
+
 # -- SABR -------------------------------------------------------------------------------
 
 

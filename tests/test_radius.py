@@ -439,6 +439,20 @@ def test_implicit_gradient_in_closed_form():
     assert model.bias.grad.tolist() == pytest.approx([1 / 3, -1 / 3, 0.0], rel=1e-6)
 
 
+@pytest.mark.parametrize("bounds", ["ibp", "crown-ibp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_pixel_at_the_end_of_the_domain_does_not_move_that_end(dtype, bounds):
+    # z_0 - z_1 = x0 + 2 x1 - 2 x2 + 1.75 is least at x0 - radius, x1 = 0 and x2 = 1, the ends.
+    model = linear([[1.0, 2.0, -2.0], [0.0, 0.0, 0.0]], [1.75, 0.0]).to(dtype)
+    images = torch.tensor([[0.5, 0.0, 1.0]], dtype=dtype, requires_grad=True)
+    result = acert.certified_radius(
+        model, images, max_radius=0.5, bounds=bounds, differentiable=True
+    )
+    assert result.value.item() == pytest.approx(0.25, rel=1e-4)
+    result.value.sum().backward()
+    assert images.grad.tolist()[0] == pytest.approx([1.0, 0.0, 0.0])
+
+
 def test_gradient_is_a_positive_multiple_of_the_falling_margin():
     model, images, labels = random_net(22, samples=6, dtype=torch.float64)
     result = acert.certified_radius(
@@ -716,12 +730,44 @@ class Forward(nn.Module):
         lambda x: x * 3 if torch.is_tensor(x) else x,
         lambda x: x + 0.1 * torch.randn(x.shape),
         lambda x: x - x.mean(0, keepdim=True),
+        lambda x: x + x[:1],
+        lambda x: x + x[-1:],
+        lambda x: x * torch.linspace(1, 2, len(x)).unsqueeze(1),
     ],
-    ids=["asks for the type", "draws at random", "mixes the batch"],
+    ids=[
+        "asks for the type",
+        "draws at random",
+        "mixes the batch",
+        "looks at the first",
+        "looks at the last",
+        "counts its samples",
+    ],
 )
 def test_a_model_that_is_another_one_for_intervals_is_refused(function):
     with pytest.raises(acert.UnsupportedOperation, match="computes something else of images"):
         acert.certified_radius(Forward(function), torch.rand(8, 6), max_radius=0.1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "inputs", "share"), [(torch.bfloat16, 300, 1.0), (torch.float32, 3000, 1e-4)]
+)
+def test_a_model_that_mixes_the_batch_is_refused_where_rounding_would_hide_it(dtype, inputs, share):
+    torch.manual_seed(0)
+    model = Forward(lambda x: x - share * x.mean(0, keepdim=True))
+    model.net = models.mlp(inputs, [16], 3)
+    images = torch.rand(4, inputs).to(dtype)
+    with pytest.raises(acert.UnsupportedOperation, match="computes something else of images"):
+        acert.certified_radius(model.to(dtype), images, max_radius=0.1)
+
+
+class Squeezed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.squeeze())
+
+
+def test_a_model_that_drops_the_axis_of_a_batch_of_one_is_refused():
+    with pytest.raises(acert.InvalidInput, match=r"logits of shape \(1, classes\) .* got \(3,\)"):
+        acert.certified_radius(Squeezed(6, 3), torch.rand(8, 1, 6), max_radius=0.1)
 
 
 @pytest.mark.parametrize(("dtype", "max_radius"), [(torch.float32, 1e40), (torch.float16, 1e6)])

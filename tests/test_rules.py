@@ -248,7 +248,9 @@ def test_batch_norm_by_hand():
         (lambda x: x / -2, 0.0, 1.0, (-0.5, 0.0)),
         (lambda x: -x, 0.0, 1.0, (-1.0, 0.0)),
         (lambda x: x - x, 0.0, 1.0, (-1.0, 1.0)),
-        (lambda x: x * x, -1.0, 2.0, (-2.0, 4.0)),
+        (lambda x: x * x, -1.0, 2.0, (0.0, 4.0)),
+        (lambda x: x * x, -3.0, -1.0, (1.0, 9.0)),
+        (lambda x: x * x.clone(), -1.0, 2.0, (-2.0, 4.0)),
         (lambda x: (x + 1) * (x - 3), 0.0, 1.0, (-6.0, -2.0)),
     ],
 )
@@ -314,6 +316,7 @@ ONLY_FIRST = "only its first argument may depend on the model's input"
         ("x == 1", f"torch.Tensor.eq: {NO_RULE}"),
         ("x <= 1", f"torch.Tensor.le: {NO_RULE}"),
         ("1.0 * float(x[0, 0, 0])", f"torch.Tensor.item: {NO_RULE}"),
+        ("torch.tensor(x)", f"len() of a number, or torch.tensor() of one: {NO_RULE}"),
         ("x * int(x[0, 0, 0])", f"torch.Tensor.item: {NO_RULE}"),
         ("x ** 2", f"torch.Tensor.pow: {NO_RULE}"),
         ("2 ** x", f"torch.Tensor.pow: {NO_RULE}"),

@@ -105,7 +105,8 @@ def certified_radius(
     1,000 images of 3 x 32 x 32, for CROWN 32.
     `differentiable=True` gives `value` the gradient of the implicit function theorem (Thm. 3.4)
     with respect to parameters and images; it is 0 where the radius is 0 or `max_radius`, and
-    where the margin does not grow with the radius.
+    where the margin does not grow with the radius. CROWN's margin may jump over 0: there is no root
+    then, and the gradient is that of the margin below the jump, not of the place where it jumps.
 
     >>> model = nn.Linear(2, 2).requires_grad_(False)
     >>> _ = model.weight.copy_(torch.eye(2)), model.bias.zero_()

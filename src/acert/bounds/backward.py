@@ -282,6 +282,7 @@ def _same_shape(step: Step, input: Interval) -> None:
     torch.flatten, torch.Tensor.flatten, torch.unflatten, torch.Tensor.unflatten,
     torch.Tensor.view, torch.reshape, torch.Tensor.reshape, torch.Tensor.contiguous,
     torch.squeeze, torch.Tensor.squeeze, torch.unsqueeze, torch.Tensor.unsqueeze,
+    torch.clone, torch.Tensor.to, torch.Tensor.float, torch.Tensor.double,
 )  # fmt: skip
 def _reshape(step: Step, input: Interval, *_: Any, **__: Any) -> None:
     if input.shape[:1] != step.A.shape[:1]:

@@ -156,7 +156,7 @@ def check_labels(labels: object, images: Tensor) -> None:
         )
 
 
-def check_logits(output: Interval, labels: Tensor | None, samples: int) -> None:
+def check_logits(output: Interval | Tensor, labels: Tensor | None, samples: int) -> None:
     """Refuses outputs that are not (batch, classes) and labels outside the classes."""
     shape = tuple(output.shape)
     if len(shape) != 2 or shape[0] != samples or shape[1] < 2:

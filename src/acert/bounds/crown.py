@@ -69,7 +69,8 @@ def _relu(step: Step, input: Interval) -> None:
         raised = torch.maximum(lift, upper - slope * upper) + 4 * OWN_UNIT * (upper - lower)
         lift = torch.where(crossing, raised, 0.0)
     lower_slope = (upper > -lower).to(lower.dtype)
-    above, below = step.A.clamp(min=0), step.A.clamp(max=0)
+    # Not two clamps: both would hand a gradient on to a coefficient of 0, as a zero head has it.
+    above, below = step.A.clamp(min=0), torch.where(step.A < 0, step.A, 0.0)
     step.bound.send(input, above * slope.unsqueeze(1) + below * lower_slope.unsqueeze(1))
     step.bound.shift(above, lift)
     step.bound.allow(step.A, lambda: input.magnitude, own=2)

@@ -320,6 +320,8 @@ class Interval:
         return self._any.numel()
 
     def __len__(self) -> int:
+        if not self.ndim:  # `torch.tensor(x)` takes x apart until it comes here
+            refuse("len() of a number, or torch.tensor() of one")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Interval]:

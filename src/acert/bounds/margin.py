@@ -129,9 +129,15 @@ def box(
         low, high = domain_ends(domain, images)
         if images.dtype is torch.float64:
             # A float32 image may lie beyond an end that it was checked against as float32.
-            low, high = torch.minimum(low, images), torch.maximum(high, images)
-        lower = torch.maximum(lower, low, out=None if graded else lower)
-        upper = torch.minimum(upper, high, out=None if graded else upper)
+            # Detached, because a pixel at an end of the domain does not move that end.
+            pixels = images.detach()
+            low, high = torch.minimum(low, pixels), torch.maximum(high, pixels)
+        if graded:  # a pixel at an end of the domain has its whole gradient at radius 0
+            lower = torch.where(lower < low, low, lower)
+            upper = torch.where(upper > high, high, upper)
+        else:
+            lower = torch.maximum(lower, low, out=lower)
+            upper = torch.minimum(upper, high, out=upper)
     return Interval(lower, upper).within(BoundPass(rounding))
 
 

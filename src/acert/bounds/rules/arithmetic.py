@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from acert.bounds.interval import Interval, constant, refuse
+from acert.bounds.rules.elementwise import valley
 from acert.bounds.table import rule
 
 Operand = Interval | Tensor | float
@@ -127,10 +128,13 @@ def _scaled(input: Interval, center: Tensor, radius: Tensor, factor: Tensor) -> 
 
 
 def _product(input: Interval, other: Interval) -> Interval:
-    lower, upper = input.ends()
-    low, high = other.ends()
-    corners = torch.stack((lower * low, lower * high, upper * low, upper * high))
-    output = Interval(corners.amin(0), corners.amax(0)).within(input.bound_pass)
+    if other is input:  # a square, which is nowhere below 0
+        output = valley(input, torch.square, 0.0)
+    else:
+        (lower, upper), (low, high) = input.ends(), other.ends()
+        corners = torch.stack((lower * low, lower * high, upper * low, upper * high))
+        output = Interval(corners.amin(0), corners.amax(0))
+    output.within(input.bound_pass)
     rounding = input.rounding
     if rounding is None:
         return output
