@@ -66,6 +66,12 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
             raise
         where = _module_path(model, error.__traceback__)
         raise UnsupportedOperation(f"{error} (in {where}). {_ADD_A_RULE}") from error
+    except ValueError as error:
+        # PyTorch's recurrent layers compare dtypes before they call what has no rule.
+        if not str(error).startswith("RNN input"):
+            raise
+        where = _module_path(model, error.__traceback__)
+        raise UnsupportedOperation(f"recurrent layers have no bound rule (in {where})") from error
     if not isinstance(output, Interval):
         raise UnsupportedOperation(
             f"the model returned {type(output).__name__} for an interval: its output must be one "
