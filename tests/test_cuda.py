@@ -13,6 +13,7 @@ from acert import records
 from acert.data import Augmentation, Split
 from acert.experiments.experiment import Experiment, Network, to_config
 from acert.methods import METHODS
+from acert.optimizers import Adam, Muon, orthogonalized
 from acert.schedules import SmoothRadius
 from acert.settings import Settings
 from acert.training import Trainer
@@ -78,6 +79,22 @@ def test_captured_steps_are_the_eager_ones(method):
     assert rows[1:] == [pytest.approx(row, rel=0.05, abs=0.05) for row in expected[1:]]
     for one, other in zip(trainer.model.buffers(), eager.model.buffers(), strict=True):
         assert torch.allclose(one.float(), other.float(), rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("optimizer", [Muon(), Adam(momentum=0.95, peak_momentum=0.85)])
+def test_captured_updates_are_the_eager_ones(optimizer):
+    trainer = loop(optimizer=optimizer, precision="float16")
+    eager = loop(optimizer=optimizer, precision="float16", captured=False)
+    rows, expected = losses_of(trainer), losses_of(eager)
+    assert trainer.captured, "nothing was captured"
+    assert rows[1:] == [pytest.approx(row, rel=0.05, abs=0.05) for row in expected[1:]]
+    assert rows[-1][0] < rows[0][0]
+
+
+def test_matrices_are_made_orthogonal_on_the_device_as_on_the_host():
+    matrices = torch.randn((3, 64, 500), generator=torch.Generator().manual_seed(0))
+    found = orthogonalized(matrices.cuda()).double().cpu()
+    torch.testing.assert_close(found, orthogonalized(matrices.double()), rtol=0, atol=0.01)
 
 
 def test_a_run_can_be_repeated():

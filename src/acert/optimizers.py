@@ -25,7 +25,6 @@ _BETAS = (0.9, 0.999)
 # One step of the iteration maps a singular value s to a s + b s^3 + c s^5. These leave values
 # between 0.7 and 1.2 after five steps, and lift small ones by 3.4 a step (Jordan, 2024).
 _QUINTIC = (3.4445, -4.7750, 2.0315)
-_ITERATIONS = 5
 # Smaller matrices are padded to a common size and go through the iteration together.
 _SMALL = 2**18
 
@@ -171,8 +170,8 @@ class _MuonWithAdam(torch.optim.Adam):
         for parameter, update in zip(trained, _all_orthogonalized(updates), strict=True):
             if parameter.shape[0] > parameter[0].numel():
                 update = update.mT
-            length = rate * max(update.shape) ** 0.5
-            parameter.sub_(update.reshape(parameter.shape) * length)
+            length = torch.as_tensor(rate * max(update.shape) ** 0.5, dtype=parameter.dtype)
+            parameter.addcmul_(update.reshape(parameter.shape), length, value=-1)
 
 
 def _all_orthogonalized(matrices: list[Tensor]) -> Iterable[Tensor]:
@@ -211,18 +210,30 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     >>> bool(((found - torch.eye(2, 3)).abs() < 0.4).all())
     True
     """
-    first, third, fifth = _QUINTIC
     found = matrices.bfloat16() if matrices.is_cuda else matrices
-    # No singular value is larger than the root of the sum of squares.
-    norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-    found = found / norms.clamp_min(torch.finfo(norms.dtype).tiny).to(found.dtype)
-    for _ in range(_ITERATIONS):
-        gram = found @ found.mT
+    gram = torch.bmm(found, found.mT).to(matrices.dtype)
+    # No singular value is larger than the root of the sum of all squares.
+    squares = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    squares = squares.clamp_min(torch.finfo(squares.dtype).tiny)
+    factor = _steps(gram / squares, 2) * squares.rsqrt()
+    found = torch.bmm(factor.to(found.dtype), found)
+    # From the wide matrix again, because each step multiplies the errors of a small one by 12.
+    gram = torch.bmm(found, found.mT).to(matrices.dtype)
+    return torch.bmm(_steps(gram, 3).to(found.dtype), found)
+
+
+def _steps(gram: Tensor, count: int) -> Tensor:
+    """The matrix that X is multiplied by in some steps of the iteration, from X X^T."""
+    first, third, fifth = _QUINTIC
+    whole: Tensor | None = None
+    for left in reversed(range(count)):
         factor = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
-        # On the diagonal: a product is read once less than a product with a sum.
         factor.diagonal(dim1=1, dim2=2).add_(first)
-        found = torch.bmm(factor, found)
-    return found
+        whole = factor if whole is None else torch.bmm(factor, whole)
+        if left:
+            gram = torch.bmm(torch.bmm(factor, gram), factor)
+    assert whole is not None
+    return whole
 
 
 def _keep(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> Tensor | float:

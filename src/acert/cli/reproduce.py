@@ -126,6 +126,8 @@ def _list(rows: list[Row], options: argparse.Namespace) -> None:
     found, complaints = read_records(options.results)
     for complaint in complaints:
         print(shown(f"skipped: {complaint}"))
+    if not found and not complaints:
+        print(shown(f"no record under {options.results}: `--results` names their folder"))
     width = max(len(row.id) for row in rows)
     print(f"{'row':<{width}}  {'state':<10}  {'n':>3}  {'ART paper':>9}  {'ours':>6}")
     for row in rows:
