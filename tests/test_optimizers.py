@@ -61,6 +61,11 @@ def test_adam_without_a_cycle_is_pytorchs_own():
     optimizer = run(Adam(), weights((2, 2)), Constant(constant_rate=1e-2))
     assert type(optimizer) is torch.optim.Adam
     assert optimizer.defaults["betas"] == (0.9, 0.999)
+    slower = Adam(momentum=0.95)
+    optimizer = run(slower, weights((2, 2)), OneCycle(max_rate=1e-2))
+    assert type(optimizer) is torch.optim.Adam
+    assert optimizer.defaults["betas"] == (0.95, 0.999)
+    assert slower.momentum_at(1.0) == 0.95
 
 
 @pytest.mark.parametrize("schedule", [Constant(), StepDecay()])

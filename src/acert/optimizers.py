@@ -45,28 +45,30 @@ class Optimizer(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba, 2015); its first beta goes from `momentum` to `peak_momentum` and back.
+    """Adam (Kingma and Ba, 2015), with `momentum` as its first beta.
 
-    It does so where the learning rate has a cycle, with the rate: PyTorch's `OneCycleLR` has 0.95
-    and 0.85.
+    Where the learning rate has a cycle, it goes to `peak_momentum` and back with the rate, if that
+    is given: PyTorch's `OneCycleLR` has 0.95 and 0.85.
     """
 
     momentum: float = 0.9
-    peak_momentum: float = 0.9
+    peak_momentum: float | None = None
 
     def __post_init__(self) -> None:
         _check_momentum("momentum", self.momentum)
-        _check_momentum("peak_momentum", self.peak_momentum)
+        if self.peak_momentum is not None:
+            _check_momentum("peak_momentum", self.peak_momentum)
 
     def momentum_at(self, height: float) -> float:
         """Momentum on the line from foot to peak."""
-        return self.momentum + (self.peak_momentum - self.momentum) * height
+        peak = self.momentum if self.peak_momentum is None else self.peak_momentum
+        return self.momentum + (peak - self.momentum) * height
 
     def build(
         self, parameters: list[nn.Parameter], *, rate: float | Tensor, capturable: bool
     ) -> torch.optim.Optimizer:
         """PyTorch's fused Adam, or ours around it where the momentum changes."""
-        constant = self.momentum == self.peak_momentum
+        constant = self.peak_momentum in (None, self.momentum)
         cls = torch.optim.Adam if constant else _CycledAdam
         betas = (self.momentum if constant else _BETAS[0], _BETAS[1])
         return cls(
