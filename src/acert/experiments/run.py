@@ -359,7 +359,8 @@ def _run(
     facts = data_facts(dataset)
     model.to(device)
     train_split = dataset.train.to(device)
-    check_fit(model, replace(dataset, train=train_split), settings, exact="experiment" in config)
+    fitting = replace(dataset, train=train_split)
+    check_fit(model, fitting, settings, exact="experiment" in config, own=own)
     trainer = Trainer(model, train_split, settings, processes=processes)
     if settings.method.uses_bounds:
         check_training_mode(model, train_split, settings)
