@@ -1,44 +1,19 @@
-"""Affine operations seen backward, one short function each, under the operation's own arguments.
-
-Each says how the coefficients A of an operation's result become coefficients of its arguments.
-They cost the bound nothing but rounding.
-"""
+"""Affine operations seen backward: coefficients go through W the other way."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from acert.bounds.backward.table import backward
 from acert.bounds.interval import Interval, refuse
 from acert.bounds.linear_bound import Step
 from acert.bounds.rules.affine import normalization
-from acert.bounds.rules.arithmetic import Operand
 from acert.bounds.table import RULES, Function
-
-__all__ = ["BACKWARD", "backward"]
-
-# Keyed by forward rules, so that all spellings of an operation share one row, and an operation
-# that a user gave a rule of his own is not taken for ours.
-BACKWARD: dict[Function, Callable[..., None]] = {}
-
-
-def backward(*functions: Function) -> Callable[[Function], Function]:
-    """Decorator: the walk back through every operation that has the forward rule of these."""
-
-    def add(rule: Function) -> Function:
-        for function in functions:
-            BACKWARD[RULES[function].rule] = rule
-        return rule
-
-    return add
-
-
-# -- affine operations ------------------------------------------------------------------
 
 
 @backward(F.linear)
@@ -206,85 +181,3 @@ def _batch_norm(
         # Parts that cancel in the shift do not cancel in its error.
         magnitude=lambda: (input.magnitude + mean.abs()) * scale.abs() + shift.abs(),
     )  # fmt: skip
-
-
-# -- sums, differences and products with constants, sums of two intervals ---------------
-
-
-@backward(torch.add)
-def _add(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> None:
-    for operand, factor in ((input, 1.0), (other, float(alpha))):
-        if isinstance(operand, Interval):
-            _times(step, operand, step.A.new_full((), factor))
-        else:
-            _plus(step, _constant(step, operand) * factor)
-
-
-def _plus(step: Step, constant: Tensor) -> None:
-    step.bound.shift(step.A, constant)
-    step.bound.allow(step.A, lambda: constant.abs().expand(_shape(step)), network=16, own=2)
-
-
-@backward(torch.sub)
-def _sub(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> None:
-    _add(step, input, other, alpha=-alpha)
-
-
-@backward(torch.rsub)
-def _rsub(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> None:
-    _sub(step, other, input, alpha=alpha)
-
-
-@backward(torch.neg)
-def _neg(step: Step, input: Interval) -> None:
-    step.bound.send(input, -step.A)
-
-
-@backward(torch.mul)
-def _mul(step: Step, input: Operand, other: Operand) -> None:
-    if not isinstance(input, Interval):
-        input, other = other, input
-    if not isinstance(input, Interval) or isinstance(other, Interval):
-        refuse(step.source.function, "CROWN has no backward rule for a product of two intervals")
-    _times(step, input, _constant(step, other))
-
-
-@backward(torch.div)
-def _div(
-    step: Step, input: Interval, other: Tensor | float, *, rounding_mode: str | None = None
-) -> None:
-    _times(step, input, 1 / _constant(step, other))
-
-
-def _times(step: Step, input: Interval, factor: Tensor) -> None:
-    _same_shape(step, input)
-    step.scale(input, factor, magnitude=lambda: input.magnitude * factor.abs())
-
-
-def _constant(step: Step, operand: Tensor | float) -> Tensor:
-    return torch.as_tensor(operand, dtype=step.A.dtype, device=step.A.device)
-
-
-def _shape(step: Step) -> tuple[int, ...]:
-    """Shape of the operation's result."""
-    return (step.A.shape[0], *step.A.shape[2:])
-
-
-def _same_shape(step: Step, input: Interval) -> None:
-    if tuple(input.shape) != _shape(step):
-        refuse(step.source.function, "CROWN has no backward rule where it broadcasts an interval")
-
-
-# -- operations that only move elements -------------------------------------------------
-
-
-@backward(
-    torch.flatten, torch.Tensor.flatten, torch.unflatten, torch.Tensor.unflatten,
-    torch.Tensor.view, torch.reshape, torch.Tensor.reshape, torch.Tensor.contiguous,
-    torch.squeeze, torch.Tensor.squeeze, torch.unsqueeze, torch.Tensor.unsqueeze,
-    torch.clone, torch.Tensor.to, torch.Tensor.float, torch.Tensor.double,
-)  # fmt: skip
-def _reshape(step: Step, input: Interval, *_: Any, **__: Any) -> None:
-    if input.shape[:1] != step.A.shape[:1]:
-        refuse(step.source.function, "CROWN needs the samples to stay on the first axis")
-    step.bound.send(input, step.A.reshape(*step.A.shape[:2], *input.shape[1:]))

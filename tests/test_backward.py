@@ -1,0 +1,193 @@
+"""Backward rules: every case of the catalogue is bounded or refused, and every line holds."""
+
+import copy
+import re
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests import rule_cases
+from torch import nn
+
+import acert
+from acert.bounds import BatchStatistics, Interval, propagate
+from acert.bounds.backward import BACKWARD
+from acert.bounds.crown import crown_differences
+from acert.bounds.interval import BoundPass
+from acert.bounds.linear_bound import Step
+from acert.bounds.rounding import FLOAT32, REAL
+from acert.bounds.table import RULES
+
+LABELS = torch.tensor([0, 1, 2, 0])
+
+
+class WithHead(nn.Module):
+    """A classifier of three classes around the model of a case."""
+
+    def __init__(self, model, shape):
+        super().__init__()
+        self.model = model
+        count = model(torch.zeros(4, *shape)).numel() // 4
+        self.head = nn.Linear(count, 3).requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(self.model(x).flatten(1))
+
+
+def crown(model, subject, rounding=None, *, dtype=torch.float64, parameters=torch.float64):
+    """CROWN's bounds of a subject's boxes."""
+    statistics = subject.statistics and tuple(
+        BatchStatistics(*(value.to(dtype) for value in pair)) for pair in subject.statistics
+    )
+    box = Interval(subject.lower.to(dtype), subject.upper.to(dtype))
+    bound_pass = BoundPass(rounding, statistics, record=True)
+    return crown_differences(
+        propagate(copy.deepcopy(model).to(parameters), box.within(bound_pass)), LABELS
+    )
+
+
+# What has bounds but no way back; the rest of the catalogue must have one.
+REFUSED = re.compile(
+    r"E?LU\(-0\.[47]\)|LeakyReLU\(2\.5\)|nn\.ELU|F\.elu|[Ss]oftplus|[Gg][Ee][Ll][Uu]|SiLU|silu|abs|"
+    r"x \* x|c\)$|c - 1|x\[:, :?0?1?\] \* x\[|mul\(x?\[?.*x\[:, 1\]\)|Nested|"
+    r"nn\.Tanh|F\.tanh|\btanh_?\(|[Ss]igmoid|expit|Twice|[Mm]ax_?[Pp]ool|x\[|permute"
+)
+INDEPENDENT = [case for case in rule_cases.FAMILIES["activations"] if not case.couples]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("case", INDEPENDENT, ids=str)
+def test_every_case_is_bounded_or_refused(case):
+    subject = rule_cases.subject(case)
+    model = WithHead(subject.model, case.shape)
+    reference = WithHead(subject.reference, case.shape)
+    reference.head = model.head
+    if REFUSED.search(case.expression):
+        with pytest.raises(acert.UnsupportedOperation, match="CROWN"):
+            crown(model, subject)
+        return
+    count = 60
+    points = rule_cases.sampled(subject.lower, subject.upper, count)
+    for rounding, dtype, slack in ((None, "float64", 1e-9), (REAL, "float64", 1e-12),
+                                   (FLOAT32, "float32", 0.0)):  # fmt: skip
+        dtype = getattr(torch, dtype)
+        bound = crown(model, subject, rounding, parameters=dtype)
+        assert bound.isfinite().all()
+        evaluated = copy.deepcopy(reference).to(dtype)
+        with torch.no_grad():
+            logits = rule_cases.evaluate(evaluated, points.to(dtype), couples=False).double()
+        differences = logits - logits.gather(2, LABELS.expand(count, 4).unsqueeze(2))
+        size = 1 + logits.abs().amax()
+        assert (differences <= bound + slack * size).all()
+
+
+# -- lines, in exact arithmetic ---------------------------------------------------------
+
+
+class Spy:
+    """Stands for a bound of one element with A = 1 or -1, and keeps the line it gets."""
+
+    def __init__(self, rounding):
+        self.rounding = rounding
+        self.offset = None
+
+    def send(self, interval, A):
+        self.slope = A
+
+    def shift(self, A, constant):
+        added = [
+            Fraction(a) * Fraction(c)
+            for a, c in zip(A.flatten().tolist(), constant.flatten().tolist(), strict=True)
+        ]
+        old = self.offset or [Fraction(0)] * len(added)
+        self.offset = [a + b for a, b in zip(old, added, strict=True)]
+
+    def allow(self, *args, **kwargs):
+        pass
+
+
+def kinked(slope):
+    return lambda x: x if x >= 0 else Fraction(slope) * x
+
+
+def cut(least, most):
+    return lambda x: min(max(x, Fraction(least)), Fraction(most))
+
+
+# The rule's function, its arguments, the function in fractions, and where it has kinks.
+LINES = {
+    "relu": (F.relu, (), kinked(0), [0]),
+    "leaky relu": (F.leaky_relu, (), kinked(0.01), [0]),
+    "leaky relu 0.3": (F.leaky_relu, (0.3,), kinked(0.3), [0]),
+    "leaky relu 0": (F.leaky_relu, (0,), kinked(0), [0]),
+    "leaky relu 1": (F.leaky_relu, (1.0,), kinked(1), [0]),
+    "hardtanh": (F.hardtanh, (-0.3, 0.1), cut(-0.3, 0.1), [-0.3, 0.1]),
+    "hardtanh away from 0": (F.hardtanh, (0.2, 0.7), cut(0.2, 0.7), [0.2, 0.7]),
+    "hardtanh of one value": (F.hardtanh, (0.3, 0.3), cut(0.3, 0.3), [0.3]),
+    "relu6": (F.relu6, (), cut(0, 6), [0, 6]),
+    "clamp": (torch.clamp, (-0.1, 0.7), cut(-0.1, 0.7), [-0.1, 0.7]),
+    "clamp min": (torch.clamp_min, (-0.1,), cut(-0.1, 1e9), [-0.1]),
+    "clamp max": (torch.clamp_max, (0.7,), cut(-1e9, 0.7), [0.7]),
+}
+
+
+def boxes(count):
+    """Boxes of all sizes, some a single point, some that end at 0, some of a few ulps."""
+    generator = torch.Generator().manual_seed(5)
+    center = torch.randn(count, 1, generator=generator).double() * 2
+    width = 10.0 ** (torch.rand(count, 1, generator=generator).double() * 20 - 18)
+    width[::7] = 0
+    lower, upper = center - width, center + width
+    lower[::5], upper[1::5] = torch.minimum(lower[::5] * 0, upper[::5]), upper[1::5].clamp(min=0)
+    return torch.minimum(lower, upper), upper
+
+
+def held(name, rounding, count=400):
+    """Whether each of the lines above and below holds at both ends and at all kinks."""
+    function, arguments, exact, kinks = LINES[name]
+    lower, upper = boxes(count)
+    found = []
+    for sign in (1, -1):
+        spy = Spy(rounding)
+        step = Step(spy, None, torch.full((count, 1, 1), float(sign), dtype=torch.float64))
+        BACKWARD[RULES[function].rule](step, Interval(lower, upper), *arguments)
+        slopes = [Fraction(slope) for slope in spy.slope.flatten().tolist()]
+        for left, right, slope, offset in zip(
+            lower.flatten().tolist(), upper.flatten().tolist(), slopes, spy.offset, strict=True
+        ):
+            inside = [Fraction(kink) for kink in kinks if left < kink < right]
+            points = [Fraction(left), *inside, Fraction(right)]
+            found.append(all(sign * exact(x) <= slope * x + offset for x in points))
+    return found
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_safe_lines_hold_in_exact_arithmetic(name):
+    assert all(held(name, REAL))
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky relu 0.3", "hardtanh", "clamp"])
+def test_plain_lines_do_not(name):
+    assert not all(held(name, None))
+
+
+def by_hand(function, lower, upper):
+    """Upper bounds of f(x) and of -f(x) for a box of one number."""
+    box = Interval(torch.tensor([[lower]]), torch.tensor([[upper]])).within(BoundPass(record=True))
+    output = F.linear(function(box), torch.tensor([[0.0], [1.0]]))
+    return [crown_differences(output, torch.tensor([k]))[0, 1 - k].item() for k in (0, 1)]
+
+
+def test_by_hand():
+    # On [-1, 3] the chord of slope (3 + 0.5) / 4 meets both ends; x lies below.
+    assert by_hand(lambda x: F.leaky_relu(x, 0.5), -1.0, 3.0) == [3.0, 1.0]
+    # On [-3, 1] the nearer piece is x / 2.
+    assert by_hand(lambda x: F.leaky_relu(x, 0.5), -3.0, 1.0) == [1.0, 1.5]
+    # x cut to [-1, 1] on [-2, 1.5]: above, the line from (-2, -1) over (1, 1) has slope 2/3 and
+    # ends at 4/3; below, the one from (1.5, 1) over (-1, -1) has slope 0.8 and ends at -1.8.
+    above, below = by_hand(F.hardtanh, -2.0, 1.5)
+    assert (above, below) == (pytest.approx(4 / 3), pytest.approx(1.8))
+    # Where most of the box is cut off, the constant is nearer.
+    assert by_hand(F.hardtanh, -0.5, 5.0) == [1.0, pytest.approx(0.5)]
+    assert by_hand(F.relu6, -5.0, 2.0) == [2.0, 0.0]
