@@ -49,7 +49,49 @@ def convolutional(activation):
     )
 
 
+class Dense(nn.Module):
+    """DenseNet's block: every layer sees all that came before."""
+
+    def __init__(self, channels, growth):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels + growth * i) for i in range(2))
+        self.layers = nn.ModuleList(
+            nn.Conv2d(channels + growth * i, growth, 3, padding=1) for i in range(2)
+        )
+
+    def forward(self, x):
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = torch.cat((x, layer(F.relu(norm(x)))), 1)
+        return x
+
+
+class Shuffled(nn.Module):
+    """Channels split, shuffled and centered, as ShuffleNet and layer norms do."""
+
+    def forward(self, x):
+        first, second = x.chunk(2, 1)
+        x = torch.stack((first, second - second.mean((2, 3), keepdim=True)), 2).flatten(1, 2)
+        return F.pad(x.transpose(2, 3)[:, :, 1:], (0, 0, 1, 0), value=0.3)
+
+
 NETWORKS = {
+    "dense": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2, padding=1),
+        Dense(4, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(40, CLASSES),
+    ),
+    "shuffled": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2, padding=1, padding_mode="reflect"),
+        nn.ReLU(),
+        Shuffled(),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, CLASSES),
+    ),
     "leaky relu": lambda: convolutional(nn.LeakyReLU),
     "steep leaky relu": lambda: convolutional(lambda: nn.LeakyReLU(0.4, inplace=True)),
     "hardtanh": lambda: convolutional(lambda: nn.Hardtanh(-0.4, 0.7)),
@@ -62,7 +104,7 @@ def make(name, dtype=torch.float32):
     return NETWORKS[name]().to(dtype).eval()
 
 
-TRAINED = {}
+TRAINED: dict[str, nn.Module] = {}
 
 
 def trained(name):
@@ -176,8 +218,9 @@ def test_compiled_equals_eager(name):
     torch.testing.assert_close(found, gradients)
 
 
-# Networks that auto_LiRPA takes and gives the same lines.
-PEERS = ["leaky relu", "steep leaky relu"]
+# Networks that auto_LiRPA takes and gives the same lines: for steeper LeakyReLUs it takes the lower
+# line that is further away.
+PEERS = ["leaky relu", "dense"]
 
 
 @pytest.mark.filterwarnings("ignore")  # its own: it traces with torch.jit

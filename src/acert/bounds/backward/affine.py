@@ -138,7 +138,7 @@ def _reduction(step: Step, input: Interval, dim: Any = None, *_: Any, **keywords
     if 0 in axes:
         refuse(step.source.function, "CROWN has a backward rule only for axes besides the batch")
     kept = [1 if axis in axes else input.shape[axis] for axis in range(1, input.ndim)]
-    summands = math.prod(input.shape[axis] for axis in axes)
+    summands = math.prod([input.shape[axis] for axis in axes])  # a list, so that it compiles
     factor = 1.0 if step.source.rule is RULES[torch.sum].rule else 1 / summands
     A = (step.A * factor).reshape(*step.A.shape[:2], *kept)
     step.bound.send(input, A.expand(*A.shape[:2], *input.shape[1:]))

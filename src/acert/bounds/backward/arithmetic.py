@@ -57,7 +57,6 @@ def _div(
 
 
 def _times(step: Step, input: Interval, factor: Tensor) -> None:
-    _same_shape(step, input)
     step.scale(input, factor, magnitude=lambda: input.magnitude * factor.abs())
 
 
@@ -68,8 +67,3 @@ def _constant(step: Step, operand: Tensor | float) -> Tensor:
 def _shape(step: Step) -> tuple[int, ...]:
     """Shape of the operation's result."""
     return (step.A.shape[0], *step.A.shape[2:])
-
-
-def _same_shape(step: Step, input: Interval) -> None:
-    if tuple(input.shape) != _shape(step):
-        refuse(step.source.function, "CROWN has no backward rule where it broadcasts an interval")
