@@ -53,10 +53,9 @@ REFUSED = re.compile(
     r"LeakyReLU\((2\.5|-0)|nn\.ELU|F\.elu|[Ss]oftplus|[Gg][Ee][Ll][Uu]|SiLU|silu|abs\(x\)|x\.abs|"
     r"x \* x|clamp\(.*c\b|x\[:, :?[01]\] \* x|x\[:, [01]\]\.mul|mul\(x\[:, [01]\].*, x|Nested|"
     r"x\[:, torch\.tensor\(\[True|nn\.Tanh|F\.tanh|\.tanh_?\(|[Ss]igmoid|expit|Twice\(nn.|"
-    r"Transpose|onv3d|Resized"
+    r"Avg.*(ceil_mode|count_include_pad)|AdaptiveAvgPool\dd\([^1]|adaptive_avg"
 )
-POOLS = [*rule_cases.FAMILIES["pools"], *rule_cases.FAMILIES["transposed convolutions"]]
-INDEPENDENT = [case for case in rule_cases.CASES if not case.couples and case not in POOLS]
+INDEPENDENT = [case for case in rule_cases.CASES if not case.couples]
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -85,7 +84,7 @@ def test_every_case_is_bounded_or_refused(case):
         assert (differences <= bound + slack * size).all()
 
 
-COUPLED = [case for case in rule_cases.CASES if case.couples and case not in POOLS]
+COUPLED = [case for case in rule_cases.CASES if case.couples]
 
 
 @pytest.mark.parametrize("case", COUPLED, ids=str)
@@ -207,3 +206,54 @@ def test_by_hand():
     # Where most of the box is cut off, the constant is nearer.
     assert by_hand(F.hardtanh, -0.5, 5.0) == [1.0, pytest.approx(0.5)]
     assert by_hand(F.relu6, -5.0, 2.0) == [2.0, 0.0]
+
+
+def test_maxima_against_a_loop():
+    """max(x) - x_0 and x_0 - max(x), the lines of every window written down by hand."""
+    torch.manual_seed(2)
+    center, radius = torch.randn(300, 4).double(), torch.rand(300, 4).double().pow(3)
+    lower, upper = center - radius, center + radius
+    box = Interval(lower, upper).within(BoundPass(record=True))
+    most = F.max_pool1d(box.unsqueeze(1), 4).squeeze(1)
+    output = torch.cat([box[:, :1], most], 1)
+    found = [crown_differences(output, torch.full((300,), k))[:, 1 - k] for k in (0, 1)]
+    kinds = set()
+    for row, (low, high) in enumerate(zip(lower.tolist(), upper.tolist(), strict=True)):
+        best = max(range(4), key=low.__getitem__)
+        certain = all(low[best] >= high[i] for i in range(4) if i != best)
+        kinds.add((certain, best == 0))
+        above = high[best] - low[0] if certain else max(high) - low[0]
+        below = high[0] - low[best]
+        if best == 0:  # then x_0 - x_0
+            above, below = (0.0 if certain else above), 0.0
+        assert found[0][row].item() == pytest.approx(above, abs=1e-12)
+        assert found[1][row].item() == pytest.approx(below, abs=1e-12)
+    assert len(kinds) == 4
+
+
+@pytest.mark.parametrize("rounding", [None, REAL, FLOAT32], ids=["plain", "real", "float32"])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool2d(3, 1, 1),
+        nn.MaxPool2d(2, (1, 2), dilation=2),
+        nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+    ],
+    ids=str,
+)
+def test_maxima_of_overlapping_windows_against_corners(pool, rounding):
+    """Every window's lines beside those of a pass over all corners of small boxes."""
+    torch.manual_seed(3)
+    center = torch.randn(1, 1, 3, 3).double()
+    radius = torch.rand_like(center).pow(2)
+    corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 9).reshape(-1, 1, 3, 3)
+    points = center + corners * radius
+    features = pool(points).flatten(1)
+    for _ in range(10):
+        weight = torch.randn(2, features.shape[1] + 9).double()
+        box = Interval(center - radius, center + radius).within(BoundPass(rounding, record=True))
+        output = F.linear(torch.cat([pool(box).flatten(1), box.flatten(1)], 1), weight)
+        logits = torch.cat([features, points.flatten(1)], 1) @ weight.T
+        for k in (0, 1):
+            bound = crown_differences(output, torch.tensor([k]))[0, 1 - k]
+            assert (logits[:, 1 - k] - logits[:, k]).max() <= bound + 1e-12

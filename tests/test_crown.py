@@ -233,6 +233,27 @@ AFFINE = {
     "conv1d": lambda: nn.Sequential(
         nn.Flatten(2), nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(54, 3)
     ),
+    "conv3d": lambda: with_head(
+        lambda x: F.conv3d(
+            x.unsqueeze(1), torch.ones(3, 1, 2, 3, 3).to(x.dtype), padding=(0, 1, 0)
+        ),
+        72,
+    ),
+    "transposed": lambda: with_head(nn.ConvTranspose2d(2, 3, 3, padding=1), 108),
+    "transposed stride": lambda: with_head(
+        nn.ConvTranspose2d(2, 4, (2, 3), stride=(2, 3), output_padding=(1, 0), groups=2), 936
+    ),
+    "transposed and wide": lambda: with_head(
+        nn.ConvTranspose2d(2, 1, 2, stride=1, dilation=3, output_padding=2, bias=False), 121
+    ),
+    "transposed 1d": lambda: with_head(
+        lambda x: F.conv_transpose1d(x.flatten(2), torch.ones(2, 1, 2).to(x.dtype), stride=2), 72
+    ),
+    "average pool 1d": lambda: with_head(lambda x: F.avg_pool1d(x.flatten(2), 3, 2, 1), 36),
+    "average pool 3d": lambda: with_head(
+        lambda x: F.avg_pool3d(x.unsqueeze(1), (2, 3, 1), stride=1), 24
+    ),
+    "maximum of one": lambda: with_head(nn.MaxPool2d(1, stride=2), 18),
     "batch norm": lambda: with_head(shaken(nn.BatchNorm2d(2)), 72),
     "batch norm without weights": lambda: with_head(shaken(nn.BatchNorm2d(2, affine=False)), 72),
     "normalize": lambda: with_head(models.Normalize([0.3, 0.5], [0.2, 0.4]), 72),
@@ -905,7 +926,12 @@ def test_nothing_is_recorded_unless_asked_for():
 
 REFUSED = {
     r"torch\.tanh: CROWN has no backward rule for it": ((2, 3), torch.tanh),
-    r"max_pool1d: CROWN has no backward rule": ((2, 6), lambda x: F.max_pool1d(x, 2)),
+    r"max_pool1d: CROWN needs a batch axis": ((2, 6), lambda x: F.max_pool1d(x, 2)),
+    r"avg_pool1d: CROWN needs a batch axis": ((2, 6), lambda x: F.avg_pool1d(x, 2)),
+    r"conv_transpose1d: CROWN needs a batch": (
+        (2, 6),
+        lambda x: F.conv_transpose1d(x, torch.ones(2, 3, 1)),
+    ),
     r"mul: .* a product of two intervals": ((2, 3), lambda x: x * x),
     r"add: CROWN needs the samples to stay on the first": (
         (2, 3),

@@ -43,11 +43,18 @@ def _matmul(step: Step, input: Interval, other: Tensor) -> None:
 _CONVOLUTIONS: dict[int, tuple[Function, Function]] = {
     1: (F.conv1d, F.conv_transpose1d),
     2: (F.conv2d, F.conv_transpose2d),
+    3: (F.conv3d, F.conv_transpose3d),
 }
 
 
-@backward(F.conv1d, F.conv2d)
-def _convolution(
+def batched(step: Step, input: Interval, spatial: int) -> None:
+    """Refuses an input without a batch axis, which PyTorch takes for one sample."""
+    if input.ndim != spatial + 2:
+        refuse(step.source.function, "CROWN needs a batch axis; got an input without one")
+
+
+@backward(F.conv1d, F.conv2d, F.conv3d)
+def convolution(
     step: Step,
     input: Interval,
     weight: Tensor,
@@ -57,10 +64,10 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> None:
+    """The walk back through a convolution: one transposed, cut to the input."""
     kernel = weight.shape[2:]
     forward, transposed = _CONVOLUTIONS[len(kernel)]
-    if input.ndim != len(kernel) + 2:
-        refuse(step.source.function, "CROWN needs a batch axis; got an input without one")
+    batched(step, input, len(kernel))
     weight = weight.to(step.A.dtype)
     bias = None if bias is None else bias.to(weight.dtype)
     full = transposed(step.A.flatten(0, 1), weight, stride=stride, dilation=dilation, groups=groups)
@@ -85,51 +92,58 @@ def _convolution(
     )  # fmt: skip
 
 
+@backward(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+def _transposed_convolution(
+    step: Step,
+    input: Interval,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> None:
+    kernel = weight.shape[2:]
+    forward, transposed = _CONVOLUTIONS[len(kernel)]
+    batched(step, input, len(kernel))
+    weight = weight.to(step.A.dtype)
+    bias = None if bias is None else bias.to(weight.dtype)
+    full = forward(step.A.flatten(0, 1), weight, None, stride, padding, dilation, groups)
+    # `output_padding` may leave room for coefficients of elements that the input does not have.
+    sides: list[int] = []
+    for axis in range(2, input.ndim):
+        sides = [0, input.shape[axis] - full.shape[axis], *sides]
+    step.bound.send(input, F.pad(full, sides).reshape(*step.A.shape[:2], *input.shape[1:]))
+    if bias is not None:
+        step.bound.shift(step.A, bias.reshape(-1, *[1] * len(kernel)))
+    step.bound.allow(
+        step.A,
+        lambda: transposed(
+            input.magnitude, weight.abs(), None if bias is None else bias.abs(),
+            stride, padding, output_padding, groups, dilation,
+        ),
+        network=weight.shape[0] // groups * kernel.numel(),
+        own=weight.shape[1] * kernel.numel(),
+        factor=weight.abs().amax(),
+        reach=lambda: input.magnitude,
+    )  # fmt: skip
+
+
 def _padding_before(padding: Any, kernel: torch.Size, dilation: Any) -> list[int]:
     if padding == "valid":
         return [0] * len(kernel)
     if padding == "same":  # PyTorch puts the odd one behind
-        spread = _each(dilation, len(kernel))
+        spread = each(dilation, len(kernel))
         return [step * (size - 1) // 2 for step, size in zip(spread, kernel, strict=True)]
-    return _each(padding, len(kernel))
+    return each(padding, len(kernel))
 
 
-def _each(value: Any, count: int) -> list[int]:
+def each(value: Any, count: int) -> list[int]:
     """One number an axis."""
     if not isinstance(value, (list, tuple)):
         return [value] * count
     return list(value) * count if len(value) == 1 else list(value)
-
-
-@backward(F.avg_pool2d)
-def _avg_pool2d(
-    step: Step,
-    input: Interval,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> None:
-    kernel = _each(kernel_size, 2)
-    if ceil_mode or (_each(padding, 2) != [0, 0] and not count_include_pad):
-        refuse(F.avg_pool2d, "CROWN has a backward rule only where all its windows weigh the same")
-    channels = input.shape[1]
-    weight = step.A.new_full((channels, 1, *kernel), 1 / (divisor_override or math.prod(kernel)))
-    _convolution(step, input, weight, None, stride or kernel, padding, 1, channels)
-
-
-@backward(F.adaptive_avg_pool2d)
-def _adaptive_avg_pool2d(step: Step, input: Interval, output_size: Any) -> None:
-    sizes = list(input.shape[2:])
-    wanted = [out or size for out, size in zip(_each(output_size, 2), sizes, strict=True)]
-    if any(size % out for out, size in zip(wanted, sizes, strict=True)):
-        refuse(
-            F.adaptive_avg_pool2d,
-            f"CROWN has a backward rule only where {wanted} divides {sizes}",
-        )
-    _avg_pool2d(step, input, [size // out for out, size in zip(wanted, sizes, strict=True)])
 
 
 def _reduction(step: Step, input: Interval, dim: Any = None, *_: Any, **keywords: Any) -> None:
