@@ -925,7 +925,19 @@ def test_nothing_is_recorded_unless_asked_for():
 # -- refusals ---------------------------------------------------------------------------
 
 REFUSED = {
-    r"torch\.tanh: CROWN has no backward rule for it": ((2, 3), torch.tanh),
+    r"gelu: CROWN has no backward rule for it": ((2, 3), F.gelu),
+    r"clamp: CROWN needs an interval to clamp to; got \[1, 0\.0\]": (
+        (2, 3),
+        lambda x: x.clamp(1, 0.0),
+    ),
+    r"clamp: CROWN needs numbers to clamp to; got Tensor": (
+        (2, 3),
+        lambda x: x.clamp(min=torch.zeros(3)),
+    ),
+    r"leaky_relu: CROWN has a backward rule only for slopes in \[0, 1\]; got 1.5": (
+        (2, 3),
+        lambda x: F.leaky_relu(x, 1.5),
+    ),
     r"max_pool1d: CROWN needs a batch axis": ((2, 6), lambda x: F.max_pool1d(x, 2)),
     r"avg_pool1d: CROWN needs a batch axis": ((2, 6), lambda x: F.avg_pool1d(x, 2)),
     r"conv_transpose1d: CROWN needs a batch": (
@@ -992,10 +1004,17 @@ def test_refusals_name_the_operation(message):
         crown_differences(output, torch.zeros(len(output), dtype=torch.int64))
 
 
+def test_a_padding_constant_that_float32_cannot_hold_is_refused():
+    model = Apply(lambda x: F.pad(x, (0, 1), value=1e39))
+    output = recorded(model, torch.rand(2, 3).double(), 0.1, rounding=FLOAT32)
+    with pytest.raises(acert.UnsupportedOperation, match=r"pad: `value` must be .*; got 1e\+39"):
+        crown_differences(output, torch.tensor([0, 1]))
+
+
 def test_a_refusal_reaches_the_caller():
-    model, images = models.mlp(3, [4], 3, activation=nn.Tanh), torch.rand(2, 3)
+    model, images = models.mlp(3, [4], 3, activation=nn.GELU), torch.rand(2, 3)
     assert (acert.certified_radius(model, images, max_radius=0.1).value > 0).all()
-    with pytest.raises(acert.UnsupportedOperation, match=r'tanh: .*; `bounds="ibp"` has'):
+    with pytest.raises(acert.UnsupportedOperation, match=r'gelu: .*; `bounds="ibp"` has'):
         acert.certified_radius(model, images, max_radius=0.1, bounds="crown-ibp")
 
 

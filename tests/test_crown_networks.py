@@ -129,6 +129,8 @@ NETWORKS = {
     "steep leaky relu": lambda: convolutional(lambda: nn.LeakyReLU(0.4, inplace=True)),
     "hardtanh": lambda: convolutional(lambda: nn.Hardtanh(-0.4, 0.7)),
     "relu6": lambda: convolutional(nn.ReLU6),
+    "tanh": lambda: convolutional(nn.Tanh),
+    "sigmoid": lambda: models.mlp(64, [32], CLASSES, activation=nn.Sigmoid),
 }
 
 
@@ -180,7 +182,7 @@ def test_attacks_inside_the_radii_find_nothing(name):
     assert found["float32"].sum() > 0.97 * found["nearest"].sum()
 
 
-@pytest.mark.parametrize("name", ["leaky relu", "hardtanh", "max pool"])
+@pytest.mark.parametrize("name", ["leaky relu", "hardtanh", "max pool", "tanh"])
 def test_exact_networks_stay_below_the_bounds(name):
     """A corner of the box evaluated in balls."""
     model, (images, labels) = copy.deepcopy(trained(name)).double(), digits(2, dtype=torch.float64)
@@ -252,9 +254,12 @@ def test_compiled_equals_eager(name):
     torch.testing.assert_close(found, gradients)
 
 
-# Networks that auto_LiRPA takes and gives the same lines: for steeper LeakyReLUs it takes the lower
-# line that is further away.
-PEERS = ["leaky relu", "dense", "max pool"]
+# Networks that auto_LiRPA takes, and whether it has the same lines. For steeper LeakyReLUs it takes
+# the lower line that is further away, and its tangents of tanh are rounded outward in a table.
+PEERS = {
+    "leaky relu": True, "dense": True, "max pool": True,
+    "steep leaky relu": False, "tanh": False, "sigmoid": False,
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")  # its own: it traces with torch.jit
@@ -271,7 +276,11 @@ def test_bounds_are_those_of_a_peer(name):
     _, upper = bounded.compute_bounds(
         x=(lirpa.BoundedTensor(images, around),), C=rows, method="CROWN-IBP"
     )
-    torch.testing.assert_close(found, upper, rtol=1e-5, atol=1e-5)
+    if PEERS[name]:
+        torch.testing.assert_close(found, upper, rtol=1e-5, atol=1e-5)
+    else:
+        assert found.mean() <= upper.mean() + 1e-5
+        assert (found - upper).abs().max() < 0.1 * upper.abs().max()
 
 
 @pytest.mark.parametrize("name", ["dense", "max pool", "leaky relu"])

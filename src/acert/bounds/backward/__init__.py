@@ -4,7 +4,16 @@ Each says how the coefficients A of an operation's result become coefficients of
 Affine operations cost the bound nothing but rounding. Importing this package fills the table.
 """
 
-from acert.bounds.backward import affine, arithmetic, pooling, relaxation, shape
+from acert.bounds.backward import affine, arithmetic, pooling, relaxation, s_shaped, shape
 from acert.bounds.backward.table import BACKWARD, backward
 
-__all__ = ["BACKWARD", "affine", "arithmetic", "backward", "pooling", "relaxation", "shape"]
+__all__ = [
+    "BACKWARD",
+    "affine",
+    "arithmetic",
+    "backward",
+    "pooling",
+    "relaxation",
+    "s_shaped",
+    "shape",
+]
