@@ -17,7 +17,7 @@ from acert.bounds import BatchStatistics, Interval, propagate
 from acert.bounds.backward import BACKWARD
 from acert.bounds.crown import crown_differences
 from acert.bounds.interval import BoundPass
-from acert.bounds.linear_bound import Step
+from acert.bounds.linear_bound import LinearBound, Step
 from acert.bounds.rounding import FLOAT32, REAL
 from acert.bounds.table import RULES
 
@@ -98,6 +98,51 @@ def test_models_that_mix_samples_are_refused(case):
     rows = output.reshape(len(output) if output.ndim > 1 else 1, -1)
     with pytest.raises(acert.UnsupportedOperation, match="CROWN"):
         crown_differences(rows, torch.zeros(len(rows), dtype=torch.int64))
+
+
+# -- coefficients that are added up, in exact arithmetic ----------------------------------
+
+
+REPEATED = {
+    "expand": lambda x: x[:, :1].expand(-1, 40),
+    "list": lambda x: x[:, [2, 0] * 20],
+    "replicate": lambda x: F.pad(x.unsqueeze(1), (18, 19), mode="replicate").squeeze(1),
+    "sum": lambda x: x[:, :1] + torch.zeros(40),
+    "product": lambda x: torch.ones(40) * x[:, 1:2],
+    "maximum": lambda x: F.max_pool1d(x.unsqueeze(1), 3, 1, 1).squeeze(1),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_sums_of_coefficients_are_paid_for(name):
+    """The error of A times what it is multiplied by, in fractions, is in the constant."""
+    function = REPEATED[name]
+    point = torch.tensor([[3.0, 2.0, 1.0]]) if name != "maximum" else torch.arange(40.0).view(1, 40)
+    wrong = 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        box = Interval(point.double(), point.double()).within(BoundPass(REAL, record=True))
+        output = function(box)
+        count = output.shape[1]
+        A = -torch.rand(1, 1, count).double() * 10.0 ** torch.randint(-6, 6, (1, 1, count))
+        bound = LinearBound(output, A)
+        while True:
+            interval, sent = bound.latest()
+            if interval.source is None:
+                break
+            rule = BACKWARD[interval.source.rule]
+            step = Step(bound, interval.source, sent)
+            rule(step, *interval.source.arguments, **interval.source.keywords)
+        sums = {value: Fraction(0) for value in point.flatten().tolist()}
+        for a, value in zip(A.flatten().tolist(), function(point).flatten().tolist(), strict=True):
+            sums[value] += Fraction(a)
+        needed = sum(
+            abs(Fraction(found) - sums[value]) * Fraction(value)
+            for found, value in zip(sent.flatten().tolist(), point.flatten().tolist(), strict=True)
+        )
+        wrong += needed > 0
+        assert needed <= sum(Fraction(error.item()) for error in bound._errors)
+    assert wrong > 5
 
 
 # -- lines, in exact arithmetic ---------------------------------------------------------
