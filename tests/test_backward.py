@@ -100,6 +100,39 @@ def test_models_that_mix_samples_are_refused(case):
         crown_differences(rows, torch.zeros(len(rows), dtype=torch.int64))
 
 
+# -- what a float32 network rounds in one operation -----------------------------------------
+
+WEIGHT = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(1))
+ROUNDED = {
+    "leaky relu": lambda x: F.leaky_relu(x, 0.3),
+    "hardtanh": lambda x: F.hardtanh(x, -0.3, 0.7),
+    "clamp": lambda x: x.clamp(min=0.1),
+    "pad": lambda x: F.pad(x, (1, 1), value=0.1),
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "transposed convolution": lambda x: F.conv_transpose1d(
+        x.unflatten(1, (2, 3)), WEIGHT.to(x.dtype), stride=2
+    ).flatten(1),
+    "broadcast sum": lambda x: x[:, :1] + x,
+    "average": lambda x: F.avg_pool1d(x.unflatten(1, (2, 3)), 3).flatten(1),
+}
+
+
+@pytest.mark.parametrize(("rounding", "holds"), [(FLOAT32, True), (REAL, False)])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_what_float32_computes_in_one_operation(name, rounding, holds):
+    """Nothing but this operation's own rounding is between the point and the bound."""
+    function, points = ROUNDED[name], torch.randn(60, 6)
+    box = Interval(points.double(), points.double()).within(BoundPass(rounding, record=True))
+    output, logits = function(box), function(points).double()
+    held = []
+    for label in range(logits.shape[1]):
+        bound = crown_differences(output, torch.full((60,), label))
+        held.append(bool((logits - logits[:, [label]] <= bound).all()))
+        assert (bound - (logits - logits[:, [label]])).max() < 1e-4
+    assert all(held) == holds
+
+
 # -- coefficients that are added up, in exact arithmetic ----------------------------------
 
 
