@@ -229,6 +229,17 @@ def _(layer: nn.ReLU, box: Box) -> Box:
 
 
 @image.register
+def _(layer: nn.LeakyReLU, box: Box) -> Box:
+    slope = arb(layer.negative_slope)
+    return _increasing(box, lambda x: x.max(slope * x))
+
+
+@image.register
+def _(layer: nn.Hardtanh, box: Box) -> Box:
+    return _increasing(box, lambda x: x.max(arb(layer.min_val)).min(arb(layer.max_val)))
+
+
+@image.register
 def _(layer: nn.Tanh, box: Box) -> Box:
     return _increasing(box, lambda x: x.tanh())
 

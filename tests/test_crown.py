@@ -233,6 +233,27 @@ AFFINE = {
     "conv1d": lambda: nn.Sequential(
         nn.Flatten(2), nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(54, 3)
     ),
+    "conv3d": lambda: with_head(
+        lambda x: F.conv3d(
+            x.unsqueeze(1), torch.ones(3, 1, 2, 3, 3).to(x.dtype), padding=(0, 1, 0)
+        ),
+        72,
+    ),
+    "transposed": lambda: with_head(nn.ConvTranspose2d(2, 3, 3, padding=1), 108),
+    "transposed stride": lambda: with_head(
+        nn.ConvTranspose2d(2, 4, (2, 3), stride=(2, 3), output_padding=(1, 0), groups=2), 936
+    ),
+    "transposed and wide": lambda: with_head(
+        nn.ConvTranspose2d(2, 1, 2, stride=1, dilation=3, output_padding=2, bias=False), 121
+    ),
+    "transposed 1d": lambda: with_head(
+        lambda x: F.conv_transpose1d(x.flatten(2), torch.ones(2, 1, 2).to(x.dtype), stride=2), 72
+    ),
+    "average pool 1d": lambda: with_head(lambda x: F.avg_pool1d(x.flatten(2), 3, 2, 1), 36),
+    "average pool 3d": lambda: with_head(
+        lambda x: F.avg_pool3d(x.unsqueeze(1), (2, 3, 1), stride=1), 24
+    ),
+    "maximum of one": lambda: with_head(nn.MaxPool2d(1, stride=2), 18),
     "batch norm": lambda: with_head(shaken(nn.BatchNorm2d(2)), 72),
     "batch norm without weights": lambda: with_head(shaken(nn.BatchNorm2d(2, affine=False)), 72),
     "normalize": lambda: with_head(models.Normalize([0.3, 0.5], [0.2, 0.4]), 72),
@@ -258,6 +279,43 @@ AFFINE = {
     "in place": lambda: with_head(lambda x: (x * 1).mul_(2).add_(1).sub_(IMAGE.to(x.dtype)), 72),
     "views": lambda: with_head(
         lambda x: x.view(-1, 1, 72).squeeze(1).unsqueeze(-1).reshape(x.shape[0], 2, 36), 72
+    ),
+    "permutations": lambda: with_head(
+        lambda x: x.permute(0, 2, 3, 1).transpose(1, -1).movedim(2, 3).swapaxes(1, 2).mT, 72
+    ),
+    "cat": lambda: with_head(
+        lambda x: torch.cat((x, 2 * x, IMAGE.to(x.dtype).expand(len(x), -1, -1, -1)), -2), 216
+    ),
+    "cat of an empty tensor": lambda: with_head(lambda x: torch.concat([torch.empty(0), x], 1), 72),
+    "stack": lambda: with_head(
+        lambda x: torch.stack([x, -x, IMAGE.to(x.dtype).expand(x.shape)], 2), 216
+    ),
+    "indices": lambda: with_head(
+        lambda x: x[:, 1, ::2, None, 2:] * 2 - x[..., 3, :4].unsqueeze(2)[:, :1], 12
+    ),
+    "a list that repeats": lambda: with_head(lambda x: x[:, :, [1, 5, 1, -1]], 48),
+    "a list behind an ellipsis": lambda: with_head(lambda x: x[..., torch.tensor([0, 0])], 24),
+    "the whole batch": lambda: with_head(lambda x: x[: len(x), ..., 2:][:], 48),
+    "parts": lambda: with_head(
+        lambda x: x.chunk(3, 2)[2] - 2 * x.split(2, dim=-2)[0] + x.tensor_split((2, 4), 2)[1], 24
+    ),
+    "single parts": lambda: with_head(
+        lambda x: x.select(1, 1) + x.unbind(1)[0] * 3 - x.narrow(1, 0, 1).squeeze(1), 36
+    ),
+    "expand": lambda: with_head(lambda x: x[:, :, :, :1].expand(-1, 2, 6, 3), 36),
+    "centered": lambda: with_head(lambda x: x - x.mean((1, 3), keepdim=True), 72),
+    "scaled while broadcast": lambda: with_head(
+        lambda x: IMAGE.to(x.dtype) * x.sum(1, keepdim=True), 72
+    ),
+    "pad": lambda: with_head(lambda x: F.pad(x, (1, 0, 2, -1), value=0.3), 98),
+    "pad that cuts": lambda: with_head(lambda x: F.pad(x, (-1, -2, 0, 0, 0, 0, 0, 0)), 36),
+    "reflected": lambda: with_head(nn.Conv2d(2, 3, 3, padding=2, padding_mode="reflect"), 192),
+    "replicated": lambda: with_head(
+        nn.Conv2d(2, 3, 3, padding=(1, 2), padding_mode="replicate"), 144
+    ),
+    "circular": lambda: with_head(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), 108),
+    "one number a sample": lambda: with_head(
+        lambda x: torch.stack([x.sum((1, 2, 3)), x[:, 0, 0, 0] + 1], 1), 2
     ),
     "copies and casts": lambda: with_head(lambda x: x.clone().double().to(x.dtype), 72),
     "no linear layer at the end": lambda: nn.Sequential(
@@ -867,11 +925,51 @@ def test_nothing_is_recorded_unless_asked_for():
 # -- refusals ---------------------------------------------------------------------------
 
 REFUSED = {
-    r"torch\.tanh: CROWN has no backward rule for it": ((2, 3), torch.tanh),
-    r"max_pool1d: CROWN has no backward rule": ((2, 6), lambda x: F.max_pool1d(x, 2)),
+    r"gelu: CROWN has no backward rule for it": ((2, 3), F.gelu),
+    r"clamp: CROWN needs an interval to clamp to; got \[1, 0\.0\]": (
+        (2, 3),
+        lambda x: x.clamp(1, 0.0),
+    ),
+    r"clamp: CROWN needs numbers to clamp to; got Tensor": (
+        (2, 3),
+        lambda x: x.clamp(min=torch.zeros(3)),
+    ),
+    r"leaky_relu: CROWN has a backward rule only for slopes in \[0, 1\]; got 1.5": (
+        (2, 3),
+        lambda x: F.leaky_relu(x, 1.5),
+    ),
+    r"max_pool1d: CROWN needs a batch axis": ((2, 6), lambda x: F.max_pool1d(x, 2)),
+    r"avg_pool1d: CROWN needs a batch axis": ((2, 6), lambda x: F.avg_pool1d(x, 2)),
+    r"conv_transpose1d: CROWN needs a batch": (
+        (2, 6),
+        lambda x: F.conv_transpose1d(x, torch.ones(2, 3, 1)),
+    ),
     r"mul: .* a product of two intervals": ((2, 3), lambda x: x * x),
-    r"add: .* where it broadcasts an interval": ((2, 3), lambda x: x.mean(1, keepdim=True) + x),
-    r"sub: .* where it broadcasts an": ((2, 1), lambda x: torch.zeros(3) - x),
+    r"add: CROWN needs the samples to stay on the first": (
+        (2, 3),
+        lambda x: (x + torch.zeros(2, 2, 1)).flatten(1),
+    ),
+    r"mul: CROWN needs the samples to stay on": ((1, 3), lambda x: torch.ones(2, 3) * x),
+    r"permute: CROWN needs the samples to stay": ((3, 3), lambda x: x.permute(1, 0)),
+    r"Tensor\.t: CROWN needs the samples": ((3, 3), lambda x: x.t()),
+    r"expand: CROWN needs the samples to stay": ((2, 2), lambda x: x.expand(2, 2, 2).flatten(1)),
+    r"narrow: CROWN needs the samples to": ((3, 3), lambda x: x.narrow(0, 0, 2)),
+    r"split: CROWN needs the samples to": ((4, 3), lambda x: x.split(2)[1]),
+    r"unbind: CROWN needs the samples to": ((4, 3, 2), lambda x: x.unbind()[1]),
+    r"stack: CROWN needs the samples": ((2, 3), lambda x: torch.stack([x, x]).flatten(1)),
+    r"cat: CROWN needs the samples to": ((2, 3), lambda x: torch.cat([x, x])),
+    r"getitem.*: CROWN needs the samples": ((2, 3), lambda x: x[:1]),
+    r"__getitem__: CROWN needs the samples": ((2, 3), lambda x: x[None, 0]),
+    r"_getitem__: CROWN needs the samples": ((2, 3), lambda x: x[[1, 0]]),
+    r"getitem__: CROWN needs the samples": ((2, 3), lambda x: x[..., 0:1, 1:]),
+    r"getitem__: CROWN takes slices and numbers": ((2, 3, 3), lambda x: x[:, [0, 1], [1, 2]]),
+    r"getitem__: CROWN takes slices and numb": ((2, 3, 3), lambda x: x[:, [0, 1], 1]),
+    r"getitem__: CROWN takes slices and num": (
+        (2, 3),
+        lambda x: x[:, torch.tensor([True, False, True])],
+    ),
+    r"getitem__: CROWN takes slices and nu": ((2, 3), lambda x: x[:, True].flatten(1)),
+    r"pad: CROWN needs the samples to stay": ((2, 3), lambda x: F.pad(x, (0, 0, 1, 0))),
     r"sum: .* axes besides the batch": ((2, 3), lambda x: x.sum(0, keepdim=True)),
     r"avg_pool2d: .* all its windows weigh the same": (
         (2, 1, 6, 6),
@@ -906,10 +1004,17 @@ def test_refusals_name_the_operation(message):
         crown_differences(output, torch.zeros(len(output), dtype=torch.int64))
 
 
+def test_a_padding_constant_that_float32_cannot_hold_is_refused():
+    model = Apply(lambda x: F.pad(x, (0, 1), value=1e39))
+    output = recorded(model, torch.rand(2, 3).double(), 0.1, rounding=FLOAT32)
+    with pytest.raises(acert.UnsupportedOperation, match=r"pad: `value` must be .*; got 1e\+39"):
+        crown_differences(output, torch.tensor([0, 1]))
+
+
 def test_a_refusal_reaches_the_caller():
-    model, images = models.mlp(3, [4], 3, activation=nn.Tanh), torch.rand(2, 3)
+    model, images = models.mlp(3, [4], 3, activation=nn.GELU), torch.rand(2, 3)
     assert (acert.certified_radius(model, images, max_radius=0.1).value > 0).all()
-    with pytest.raises(acert.UnsupportedOperation, match=r'tanh: .*; `bounds="ibp"` has'):
+    with pytest.raises(acert.UnsupportedOperation, match=r'gelu: .*; `bounds="ibp"` has'):
         acert.certified_radius(model, images, max_radius=0.1, bounds="crown-ibp")
 
 

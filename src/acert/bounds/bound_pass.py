@@ -25,7 +25,8 @@ class Source(NamedTuple):
 
     `step` counts the calls of the pass from 1 on, so parents have smaller numbers; it tells
     intervals apart. Intervals among the arguments are copies, which no later in-place
-    operation changes. `statistics` are the last ones that a batch norm of the pass took.
+    operation changes. `statistics` are the last ones that a batch norm of the pass took. `part`
+    is the place of the interval among the call's results.
     """
 
     step: int
@@ -35,6 +36,7 @@ class Source(NamedTuple):
     keywords: dict[str, Any]
     statistics: BatchStatistics | None
     versions: list[int]
+    part: int
 
     @property
     def changed(self) -> bool:
@@ -82,7 +84,13 @@ class BoundPass:
         return self.statistics[self.used_statistics - 1]
 
     def noted(
-        self, function: Function, entry: Entry, arguments: list[Any], keywords: list[Any]
+        self,
+        function: Function,
+        entry: Entry,
+        arguments: list[Any],
+        keywords: list[Any],
+        *,
+        part: int = 0,
     ) -> Source:
         """The record of one call, which gets the next number."""
         self.recorded += 1
@@ -98,6 +106,7 @@ class BoundPass:
             keywords=dict(keywords),
             statistics=used[-1] if used else None,
             versions=versions((arguments, keywords)),
+            part=part,
         )
 
 

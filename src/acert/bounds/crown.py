@@ -1,7 +1,7 @@
 """CROWN: linear bounds walked back from the output, with IBP's intervals at every ReLU.
 
 A bound pass that records (`BoundPass(record=True)`) leaves an output that knows the calls it
-came from; `backward.py` has the rule for each of them.
+came from; `backward/` has the rule for each of them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.backward import BACKWARD, backward
+from acert.bounds.backward import BACKWARD
 from acert.bounds.interval import Interval, refuse
 from acert.bounds.linear_bound import LinearBound, Step
-from acert.bounds.rounding import OWN_UNIT
 from acert.errors import InvalidInput
 
 __all__ = ["crown_differences"]
@@ -54,23 +53,3 @@ def crown_differences(output: Interval, labels: Tensor) -> Tensor:
         if source.changed:
             refuse(source.function, "one of its constants was overwritten after the bound pass")
         rule(Step(bound, source, A), *source.arguments, **source.keywords)
-
-
-@backward(F.relu)
-def _relu(step: Step, input: Interval) -> None:
-    """The one relaxation: a line above the ReLU where A > 0, a line below it where A < 0."""
-    lower, upper = input.ends()
-    crossing = (lower < 0) & (upper > 0)
-    # The chord from (lower, 0) to (upper, upper), else the function itself.
-    width = torch.where(crossing, upper - lower, 1.0)
-    slope = torch.where(crossing, upper / width, (lower >= 0).to(lower.dtype))
-    lift = torch.where(crossing, -slope * lower, 0.0)
-    if step.rounding is not None:  # the rounded slope would cut one of the ends off
-        raised = torch.maximum(lift, upper - slope * upper) + 4 * OWN_UNIT * (upper - lower)
-        lift = torch.where(crossing, raised, 0.0)
-    lower_slope = (upper > -lower).to(lower.dtype)
-    # Not two clamps: both would hand a gradient on to a coefficient of 0, as a zero head has it.
-    above, below = step.A.clamp(min=0), torch.where(step.A < 0, step.A, 0.0)
-    step.bound.send(input, above * slope.unsqueeze(1) + below * lower_slope.unsqueeze(1))
-    step.bound.shift(above, lift)
-    step.bound.allow(step.A, lambda: input.magnitude, own=2)

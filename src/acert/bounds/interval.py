@@ -374,10 +374,10 @@ class Interval:
         if entry.ulps and any(result is interval for interval in inputs):
             result = copied(result)  # bounds as they were, but still to be widened
         outputs = result if isinstance(result, tuple) else (result,)
-        for output in outputs:
+        for part, output in enumerate(outputs):
             if not isinstance(output, Interval):
                 refuse(func, f"its rule returned {type(output).__name__}, not an Interval")
-            output._finish(func, entry, inputs, args, kwargs)
+            output._finish(func, entry, inputs, args, kwargs, part=part)
         if overwrite and result is not first:
             if not isinstance(first, Interval) or first.shape != result.shape:
                 refuse(func, "it overwrites a tensor that cannot hold the result")
@@ -391,6 +391,8 @@ class Interval:
         inputs: list[Interval],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        *,
+        part: int,
     ) -> None:
         """Files a rule's result into the pass, widened by the rounding the table states."""
         if any(self is interval for interval in inputs):
@@ -420,7 +422,9 @@ class Interval:
             object.__setattr__(self, "_lower", None)
             object.__setattr__(self, "_upper", None)
         if self._pass.record:
-            source = self._pass.noted(func, entry, copied(args), copied([*kwargs.items()]))
+            source = self._pass.noted(
+                func, entry, copied(args), copied([*kwargs.items()]), part=part
+            )
             object.__setattr__(self, "_source", source)
 
     def _overwrite(self, result: Interval) -> Interval:

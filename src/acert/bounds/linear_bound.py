@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from acert.bounds.bound_pass import BatchStatistics, Source
-from acert.bounds.interval import Interval
+from acert.bounds.interval import Interval, refuse
 from acert.bounds.rounding import REAL, Rounding, own_gamma
 
 __all__ = ["LinearBound", "Step", "dot"]
@@ -23,8 +23,8 @@ __all__ = ["LinearBound", "Step", "dot"]
 
 def dot(A: Tensor, x: Tensor) -> Tensor:
     """A . x for every sample and row: (B, rows, ...) and what broadcasts to (B, ...)."""
-    x = x.expand(A.shape[0], *A.shape[2:]).flatten(1)
-    return (A.flatten(2) @ x.unsqueeze(2)).squeeze(2)
+    x = x.expand(A.shape[0], *A.shape[2:]).reshape(len(A), -1, 1)
+    return (A.reshape(*A.shape[:2], -1) @ x).squeeze(2)
 
 
 class LinearBound:
@@ -91,13 +91,13 @@ class LinearBound:
         A = A.abs()
         # What our own products may lose to underflow, each at most tiny times its factors.
         flushed = 8 * count * own * REAL.tiny * (1 + factor) * (1 + entry) * (1 + peak)
-        flushed = flushed.unsqueeze(1) * (1 + A.flatten(2).amax(2))
+        flushed = flushed.unsqueeze(1) * (1 + A.reshape(*A.shape[:2], -1).amax(2))
         self._errors.append(dot(A, error) * inflation + flushed)
 
     def refuse_infinite(self, interval: Interval) -> None:
         """Gives the bound up where the network may overflow, in a rounding-safe pass."""
         if self.rounding is not None:
-            finite = interval.radius.isfinite().flatten(1).all(1, keepdim=True)
+            finite = interval.radius.isfinite().reshape(len(interval), -1).all(1, keepdim=True)
             zero = torch.zeros((), dtype=interval.dtype, device=interval.device)
             self._errors.append(torch.where(finite, zero, math.inf))
 
@@ -148,17 +148,29 @@ class Step:
     ) -> None:
         """Replaces x * factor + shift, element by element; `magnitude` as in `allow`.
 
-        `largest` is the product of all factors a network may multiply x by, if there are more.
+        x may be broadcast. `largest` is the product of all factors a network may multiply x by,
+        if there are more.
         """
-        rows = factor.expand(input.shape).unsqueeze(1)
-        self.bound.send(input, self.A * rows)
+        rows = factor.expand(self.A.shape[0], *self.A.shape[2:]).unsqueeze(1)
+        repeats = self.spread(input, self.A * rows)
         if shift is not None:
             self.bound.shift(self.A, shift)
         self.bound.allow(
-            self.A, magnitude, own=2, network=16, reach=lambda: input.magnitude,
+            self.A, magnitude, own=1 + repeats, network=16, reach=lambda: input.magnitude,
             factor=factor.abs().amax() if largest is None else largest,
         )  # fmt: skip
 
+    def spread(self, input: Interval, A: Tensor) -> int:
+        """Replaces A . x, x broadcast to the result; how many coefficients that adds up for one."""
+        shape = (A.shape[0], *A.shape[2:])
+        if input.ndim != len(shape) or input.shape[0] != shape[0]:
+            refuse(self.source.function, "CROWN needs the samples to stay on the first axis")
+        repeated = [axis for axis in range(1, input.ndim) if input.shape[axis] == 1 != shape[axis]]
+        if repeated:
+            A = A.sum([axis + 1 for axis in repeated], keepdim=True)
+        self.bound.send(input, A)
+        return math.prod([shape[axis] for axis in repeated])
+
 
 def _largest(size: Tensor) -> Tensor:
-    return size.flatten(1).amax(1)
+    return size.reshape(len(size), -1).amax(1)

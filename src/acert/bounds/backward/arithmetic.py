@@ -1,0 +1,69 @@
+"""Sums, differences and products with constants, and sums of two intervals, seen backward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from acert.bounds.backward.table import backward
+from acert.bounds.interval import Interval, refuse
+from acert.bounds.linear_bound import Step
+from acert.bounds.rules.arithmetic import Operand
+
+
+@backward(torch.add)
+def _add(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> None:
+    for operand, factor in ((input, 1.0), (other, float(alpha))):
+        if isinstance(operand, Interval):
+            _times(step, operand, step.A.new_full((), factor))
+        else:
+            _plus(step, _constant(step, operand) * factor)
+
+
+def _plus(step: Step, constant: Tensor) -> None:
+    step.bound.shift(step.A, constant)
+    step.bound.allow(step.A, lambda: constant.abs().expand(_shape(step)), network=16, own=2)
+
+
+@backward(torch.sub)
+def _sub(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> None:
+    _add(step, input, other, alpha=-alpha)
+
+
+@backward(torch.rsub)
+def _rsub(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> None:
+    _sub(step, other, input, alpha=alpha)
+
+
+@backward(torch.neg)
+def _neg(step: Step, input: Interval) -> None:
+    step.bound.send(input, -step.A)
+
+
+@backward(torch.mul)
+def _mul(step: Step, input: Operand, other: Operand) -> None:
+    if not isinstance(input, Interval):
+        input, other = other, input
+    if not isinstance(input, Interval) or isinstance(other, Interval):
+        refuse(step.source.function, "CROWN has no backward rule for a product of two intervals")
+    _times(step, input, _constant(step, other))
+
+
+@backward(torch.div)
+def _div(
+    step: Step, input: Interval, other: Tensor | float, *, rounding_mode: str | None = None
+) -> None:
+    _times(step, input, 1 / _constant(step, other))
+
+
+def _times(step: Step, input: Interval, factor: Tensor) -> None:
+    step.scale(input, factor, magnitude=lambda: input.magnitude * factor.abs())
+
+
+def _constant(step: Step, operand: Tensor | float) -> Tensor:
+    return torch.as_tensor(operand, dtype=step.A.dtype, device=step.A.device)
+
+
+def _shape(step: Step) -> tuple[int, ...]:
+    """Shape of the operation's result."""
+    return (step.A.shape[0], *step.A.shape[2:])
