@@ -364,6 +364,36 @@ def activations() -> Iterator[Case]:
         F.dropout(x, 0.0)
     """, constants={"c": (3,)})  # fmt: skip
     yield from cases((3,), "x.clamp(min=c)", constants={"c": (2, 4, 3)}, couples=True)
+    yield from cases((3, 2), """
+        nn.PReLU()
+        nn.PReLU(3, init=2.5)
+        F.prelu(x, c.abs())
+        torch.prelu(input=x, weight=c[:1].abs())
+        x.prelu(c.abs())
+        torch.exp(x)
+        x.exp()
+        torch.exp_(x)
+        x.exp_()
+        x ** 3
+        x ** 1
+        x ** 0
+        x.pow(5.0)
+        torch.pow(x, 7)
+        torch.pow(input=x, exponent=3)
+        operator.ipow(x, 3)
+        x.pow_(3)
+    """, constants={"c": (3,)})  # fmt: skip
+    yield from cases((3,), "nn.PReLU(3, init=-0.4)", gap=1e-2)
+    yield from cases((5,), "torch.exp(x)", around=(-60.0, 5.0), r=30.0)
+    yield from cases((3, 2), """
+        F.prelu(x, c)
+        x ** 2
+        x ** 4
+        x.square()
+        torch.square(x)
+        torch.square_(x)
+        x.square_()
+    """, constants={"c": (3,)}, gap=1e-2)  # fmt: skip
 
 
 def pools(spatial: int) -> Iterator[Case]:

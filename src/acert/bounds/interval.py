@@ -481,6 +481,7 @@ for _name, _function in {
     "isub": torch.Tensor.sub_,
     "imul": torch.Tensor.mul_,
     "itruediv": torch.Tensor.div_,
+    "ipow": torch.Tensor.pow_,
     "neg": torch.Tensor.neg,
     "abs": torch.Tensor.abs,
     "getitem": torch.Tensor.__getitem__,
