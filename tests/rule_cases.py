@@ -242,6 +242,27 @@ def normalizations() -> Iterator[Case]:
         F.batch_norm(x, c, d.abs() + 0.5, e, f, False, 0.2, 0.3)
         F.batch_norm(x, c, d.abs() + 0.5, bias=f, weight=e, eps=0.5)
     """, constants=dict.fromkeys("cdef", (3,)))  # fmt: skip
+    # Elements of a group move each other's mean and variance: no point reaches all bounds at once.
+    yield from cases((6, 4), """
+        nn.LayerNorm(4, eps=0.5)
+        nn.LayerNorm((6, 4))
+        nn.LayerNorm(4, elementwise_affine=False, eps=0.5)
+        F.layer_norm(x, (4,), c[0], d[0], 0.5)
+        torch.layer_norm(x, (6, 4), weight=c, bias=d)
+        nn.GroupNorm(2, 6)
+        nn.GroupNorm(3, 6, affine=False)
+        nn.GroupNorm(1, 6, eps=0.5)
+        nn.GroupNorm(6, 6, eps=0.5)
+        F.group_norm(x, 2, c[:, 0], d[:, 0], 0.5)
+        F.group_norm(x, num_groups=3, bias=d[:, 0])
+        torch.group_norm(x, 2, weight=c[:, 0])
+        nn.InstanceNorm1d(6, eps=0.5)
+        nn.InstanceNorm1d(6, affine=True, eps=0.5)
+        F.instance_norm(x, weight=c[:, 0], eps=0.5)
+    """, constants={"c": (6, 4), "d": (6, 4)}, r=0.15, gap=0.9)  # fmt: skip
+    yield from cases((2, 3, 4), "nn.InstanceNorm2d(2)\nnn.GroupNorm(2, 2)", r=0.15, gap=0.9)
+    yield from cases((2, 2, 3, 2), "nn.InstanceNorm3d(2)", r=0.15, gap=0.9)
+    yield from cases((6, 4), "nn.InstanceNorm1d(6, track_running_stats=True)")
     yield from cases((3, 2, 2), """
         Normalize(0.3, 0.7)
         Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.1])

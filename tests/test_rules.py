@@ -174,6 +174,8 @@ def test_a_weight_changed_in_place_is_seen_by_the_compiled_pass():
         ("nn.ELU(-0.7)", (5,)),
         ("nn.Softplus(threshold=0.5)", (5,)),
         ("nn.AvgPool2d(2, divisor_override=-2)", (1, 4, 4)),
+        ("nn.LayerNorm(4)", (3, 4)),
+        ("nn.GroupNorm(2, 4)", (4, 3)),
         ("nn.PReLU(3)", (3, 2)),
         ("nn.PReLU(3, init=-0.7)", (3, 2)),
         ("x.exp()", (5,)),
@@ -306,9 +308,7 @@ ONLY_FIRST = "only its first argument may depend on the model's input"
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("nn.LayerNorm(4)", f"torch.nn.functional.layer_norm: {NO_RULE}"),
-        ("nn.GroupNorm(3, 3)", f"torch.nn.functional.group_norm: {NO_RULE}"),
-        ("nn.InstanceNorm1d(3)", f"torch.nn.functional.instance_norm: {NO_RULE}"),
+        ("nn.RMSNorm(4)", f"torch.nn.functional.rms_norm: {NO_RULE}"),
         ("nn.Softmax(1)", f"torch.nn.functional.softmax: {NO_RULE}"),
         ("nn.Mish()", f"torch.nn.functional.mish: {NO_RULE}"),
         ("F.prelu(torch.ones(3, 3), x[0, 0, :1])", f"torch.nn.functional.prelu: {ONLY_FIRST}"),
@@ -388,7 +388,7 @@ def test_refused_with_its_name(expression, message):
 @pytest.mark.parametrize(
     ("layer", "operation"),
     [
-        (nn.LayerNorm(4), f"torch.nn.functional.layer_norm: {NO_RULE}"),
+        (nn.RMSNorm(4), f"torch.nn.functional.rms_norm: {NO_RULE}"),
         (
             nn.Dropout(0.5),
             "torch.nn.functional.dropout: it is random in training; switch the model to "
