@@ -171,6 +171,46 @@ def linear() -> Iterator[Case]:
         torch.matmul(input=x, other=c.T)
     """, constants={"c": (4, 6), "d": (4,)})  # fmt: skip
     yield from cases((2, 6), "x @ c", constants={"c": (6, 3)})
+    yield from cases((2, 6), """
+        torch.matmul(c, x)
+        torch.matmul(input=c[None], other=x)
+        c @ x
+        c.matmul(x)
+        torch.matmul(f, x)
+        torch.matmul(x, e)
+        torch.matmul(x, d)
+        x @ d
+        torch.bmm(x, d.expand(len(x), -1, -1))
+        x.bmm(d.expand(len(x), -1, -1))
+        torch.bmm(d.mT.expand(len(x), -1, -1), x.mT)
+    """, constants={"c": (3, 2), "d": (1, 6, 4), "e": (6,), "f": (2,)})  # fmt: skip
+    yield from cases((6,), """
+        torch.mm(x, c)
+        torch.mm(input=x, mat2=c)
+        x.mm(c)
+        torch.addmm(d, x, c)
+        torch.addmm(input=e, mat1=x, mat2=c)
+        d.addmm(x, c)
+    """, constants={"c": (6, 3), "d": (3,), "e": (1, 3)})  # fmt: skip
+    yield from cases((4,), "torch.addmm(x, x, c)", constants={"c": (4, 4)}, gap=0.5)
+    # Two factors of which each takes part in several results, and may change its sign.
+    yield from cases((2, 3, 3), """
+        torch.matmul(x[:, 0], x[:, 1])
+        x[:, 0] @ x[:, 1]
+        x[:, 0].matmul(x[:, 1].mT)
+        torch.bmm(x[:, 0], x[:, 1])
+        x[:, 0].bmm(x[:, 1])
+        torch.matmul(x[:, 0].exp(), x[:, 1])
+        torch.matmul(-x[:, 0].exp(), x[:, 1])
+        torch.matmul(x[:, 0], x[:, 1, :, 0].unsqueeze(-1))
+        torch.matmul(x[:, :1], x[:, 1:])
+    """, gap=0.5)  # fmt: skip
+    yield from cases((3,), """
+        torch.matmul(x[0], x[1:].mT)
+        torch.matmul(x[1:], x[0])
+        torch.matmul(x[0], x[1])
+        torch.mm(x[:2], x[1:].mT)
+    """, couples=True, gap=0.6)  # fmt: skip
 
 
 def convolutions(spatial: int) -> Iterator[Case]:

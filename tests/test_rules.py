@@ -113,7 +113,7 @@ def test_bounds_are_nested_in_the_radius(case):
 # -- compiled -------------------------------------------------------------------------------
 
 # Dynamo puts these into the graph itself instead of asking the interval, and swaps `x @ w`.
-NOT_HANDED_ON = re.compile(r"(torch|F)\.\w+_\(|F\.(sigmoid|tanh)\(|x @ ")
+NOT_HANDED_ON = re.compile(r"(torch|F)\.\w+_\(|F\.(sigmoid|tanh)\(| @ |c\.matmul\(x")
 
 
 def one_of_each(cases):
@@ -140,6 +140,19 @@ def test_compiled_equals_eager(case):
         compiled = torch.compile(ends, backend="aot_eager", fullgraph=True)(*arguments)
         eager = ends(*arguments)
     torch.testing.assert_close(compiled, eager, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("expression", ["x @ c", "c @ x", "c.matmul(x)"])
+def test_compiled_products_that_dynamo_swaps_are_refused(expression):
+    """It hands on `x @ c` as `c @ x`, which square matrices would not show."""
+    torch._dynamo.reset()
+    model = Case(expression, (2, 2), constants={"c": (2, 2)}).build()
+
+    def upper(lower):
+        return propagate(model, Interval(lower, lower + 1)).upper
+
+    with pytest.raises(Exception, match=r"torch.compile swaps them: torch.matmul\(a, b\)"):
+        torch.compile(upper, backend="aot_eager", fullgraph=True)(torch.zeros(3, 2, 2))
 
 
 def test_a_weight_changed_in_place_is_seen_by_the_compiled_pass():
@@ -176,6 +189,8 @@ def test_a_weight_changed_in_place_is_seen_by_the_compiled_pass():
         ("nn.AvgPool2d(2, divisor_override=-2)", (1, 4, 4)),
         ("nn.LayerNorm(4)", (3, 4)),
         ("nn.GroupNorm(2, 4)", (4, 3)),
+        ("torch.matmul(x[:, 0], x[:, 1].mT)", (2, 3, 3)),
+        ("torch.matmul(x[:, 0].exp(), x[:, 1])", (2, 3, 3)),
         ("nn.PReLU(3)", (3, 2)),
         ("nn.PReLU(3, init=-0.7)", (3, 2)),
         ("x.exp()", (5,)),
@@ -367,9 +382,10 @@ ONLY_FIRST = "only its first argument may depend on the model's input"
         ("F.linear(torch.ones(4, 4), x[0])", f"torch.nn.functional.linear: {ONLY_FIRST}"),
         ("F.conv1d(x, torch.ones(1, 3, 1), bias=x[0, 0, :1])",
          f"torch.nn.functional.conv1d: {ONLY_FIRST}"),
-        ("torch.ones(2, 3) @ x", f"torch.Tensor.matmul: {ONLY_FIRST}"),
-        ("x @ torch.ones(2, 4, 3)",
-         "torch.matmul: the constant on its right must be a matrix; got 3 axes"),
+        ("torch.addmm(torch.ones(4), x[0], torch.ones(4, 4), alpha=2)",
+         "torch.addmm: `beta` and `alpha` must be 1; got 1 and 2"),
+        ("torch.addmm(x[0], torch.ones(3, 2), torch.ones(2, 4))",
+         "torch.addmm: one of its matrices must depend on the model's input"),
         ("x.clamp(min=x)", f"torch.Tensor.clamp: {ONLY_FIRST}"),
         ("torch.ones(4, 3, 4).add_(x)",
          "torch.Tensor.add_: it overwrites a tensor that cannot hold the result"),

@@ -1,5 +1,5 @@
 """The rules, one short function an operation; importing this package fills the table."""
 
-from acert.bounds.rules import affine, arithmetic, elementwise, normalization, shape
+from acert.bounds.rules import affine, arithmetic, elementwise, normalization, products, shape
 
-__all__ = ["affine", "arithmetic", "elementwise", "normalization", "shape"]
+__all__ = ["affine", "arithmetic", "elementwise", "normalization", "products", "shape"]
