@@ -457,6 +457,29 @@ def activations() -> Iterator[Case]:
     """, constants={"c": (3,)}, gap=1e-2)  # fmt: skip
 
 
+def attention() -> Iterator[Case]:
+    # One probability reaches its end, by all logits at once.
+    yield from cases((3, 4), """
+        nn.Softmax(1)
+        nn.Softmax(dim=-1)
+        F.softmax(x, 2)
+        F.softmax(x, dim=1, dtype=torch.float64)
+        torch.softmax(x, 1)
+        torch.softmax(input=x, dim=-1)
+        x.softmax(-1)
+        x.softmax(dim=1)
+        torch.special.softmax(x, 1)
+    """)  # fmt: skip
+    yield from cases((3, 2, 2), "nn.Softmax2d()")
+    yield from cases((4,), "x.softmax(1)", around=(-30.0, 30.0), r=20.0, gap=1e-3)
+    yield from cases((3, 4), """
+        F.scaled_dot_product_attention(x, x, x)
+        F.scaled_dot_product_attention(x, key=x, value=x, scale=0.3)
+        F.scaled_dot_product_attention(c, x, x)
+        F.scaled_dot_product_attention(x, c.expand(len(x), -1, -1), x)
+    """, constants={"c": (1, 3, 4)}, r=0.3, gap=0.98)  # fmt: skip
+
+
 def pools(spatial: int) -> Iterator[Case]:
     shape = (2, *((7,), (5, 7), (3, 5, 4))[spatial - 1])
     sides, strides = (2, 3, 1)[:spatial], (1, 2, 2)[:spatial]
@@ -737,6 +760,7 @@ FAMILIES: dict[str, list[Case]] = {
     "transposed convolutions": [*chain.from_iterable(map(transposed_convolutions, (1, 2, 3)))],
     "normalizations": [*normalizations()],
     "activations": [*activations()],
+    "attention": [*attention()],
     "pools": [*chain.from_iterable(map(pools, (1, 2, 3)))],
     "shapes": [*shapes()],
     "reductions": [*reductions()],

@@ -117,9 +117,9 @@ def addmm(
         refuse(torch.addmm, f"`beta` and `alpha` must be 1; got {beta} and {alpha}")
     if isinstance(mat1, Tensor) and isinstance(mat2, Tensor):
         refuse(torch.addmm, "one of its matrices must depend on the model's input")
-    if isinstance(mat1, Interval) and isinstance(mat2, Tensor) and isinstance(input, Tensor):
-        if input.ndim == 1:
-            return linear(mat1, mat2.mT, input)
+    bias = input if isinstance(input, Tensor) and input.ndim == 1 else None
+    if bias is not None and isinstance(mat1, Interval) and isinstance(mat2, Tensor):
+        return linear(mat1, mat2.mT, bias)
     like = mat1 if isinstance(mat1, Interval) else mat2
     assert isinstance(like, Interval)
     return add(input, matmul(mat1, mat2).within(like.bound_pass))
