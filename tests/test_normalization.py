@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flint import arb
+from scipy.optimize import minimize_scalar
 from tests import ball
 from tests.rule_cases import sampled
 from torch import nn
@@ -14,6 +15,8 @@ import acert
 from acert.bounds import Interval, propagate
 from acert.bounds.bound_pass import BoundPass
 from acert.bounds.rounding import FLOAT32, REAL
+from acert.bounds.rules import normalization
+from acert.bounds.rules.normalization import least_squares
 
 
 def exactly(rows, eps):
@@ -144,6 +147,33 @@ def test_two_elements_are_bounded_exactly():
     least, most = (half / math.sqrt(half**2 + 0.1) for half in (0.25, 0.75))
     assert bounds.lower[0].tolist() == pytest.approx([-most, least])
     assert bounds.upper[0].tolist() == pytest.approx([-least, most])
+
+
+def test_the_least_variance_is_found():
+    """Against SciPy's minimum over the one point that the sum of distances depends on."""
+    for share in (0.0, 0.1, 1.0, 3.0):
+        lower, upper = boxes(20, offset=3.0, scale=1.0, share=share)
+        center, radius = (lower + upper) / 2, (upper - lower) / 2
+        found = least_squares(center, radius, safe=False).flatten()
+        proven = least_squares(center, radius, safe=True).flatten()
+        for low, high, squares, safe in zip(lower, upper, found, proven, strict=True):
+
+            def distances(point, low=low, high=high):
+                return float((point - torch.clamp(torch.tensor(point), low, high)).square().sum())
+
+            wanted = minimize_scalar(distances, bounds=(-5, 11), method="bounded").fun
+            assert squares.item() == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+            assert squares * (1 - 1e-9) - 1e-9 <= safe <= squares
+
+
+def test_the_least_variance_is_sound_before_its_point_is_found(monkeypatch):
+    monkeypatch.setattr(normalization, "_STEPS", 0)
+    for share in (0.1, 1.0):
+        lower, upper = boxes(5, offset=0.0, scale=1.0, share=share)
+        upper[:, 1] += 20
+        least = least_squares((lower + upper) / 2, (upper - lower) / 2, safe=False)
+        for points in sampled(lower, upper, 300):
+            assert bool((points.var(1, correction=0, keepdim=True) * 5 >= least - 1e-12).all())
 
 
 def test_no_bound_exceeds_the_root_of_the_others():

@@ -8,7 +8,8 @@ variance does not depend on x_i:
 
 so that y_i rises with d_i and shrinks as N_i grows, and each is at the end of its range. That
 |y_i| <= sqrt(n - 1) comes with it. d_i is linear in x. N_i is a seminorm of x, and moves no further
-than the norm of what x moves by.
+than the norm of what x moves by. The variance has a least value in the box, too, which is more than
+that where the box is wide.
 """
 
 from __future__ import annotations
@@ -32,18 +33,59 @@ def _root(value: Tensor) -> Tensor:
     return torch.where(nothing, 1.0, value).sqrt().masked_fill(nothing, 0.0)
 
 
-def normalized(center: Tensor, radius: Tensor, *, eps: float, safe: bool) -> tuple[Tensor, Tensor]:
+def least_squares(center: Tensor, radius: Tensor, *, safe: bool) -> Tensor:
+    """The least sum of squared deviations from the mean in the box, or a little less.
+
+    It is the least over all points of the sum of squared distances from the box's sides: convex, so
+    that its value and slope at any point bound it from below. Newton's steps seek the best point.
+    With `safe` it holds whatever our own float64 rounding does.
+    """
+    count = center.shape[-1]
+    shift = center - center.mean(-1, keepdim=True)
+    with torch.no_grad():
+        point = torch.zeros_like(shift[..., :1])
+        for _ in range(_STEPS):
+            pull = _beyond(shift - point, radius)
+            point = point + pull.sum(-1, keepdim=True) / (pull != 0).sum(-1, keepdim=True).clamp(1)
+    distance = _beyond(shift - point, radius)
+    squares = distance.square().sum(-1, keepdim=True)
+    # The best point is the mean of some x, and so within mean(r) of the center's. No gradient: at
+    # the best point the slope is 0, and what is left of it has any sign.
+    span = point.abs() + radius.mean(-1, keepdim=True)
+    squares = squares - (2 * distance.sum(-1, keepdim=True).abs() * span).detach()
+    if not safe:
+        return squares.relu()
+    sizes = [part.square().sum(-1, keepdim=True).sqrt() for part in (center, radius, distance)]
+    # The vector of distances is off by `error`, and their sum by the root of n times that.
+    root = math.sqrt(count)
+    error = 8 * own_gamma(count) * (sizes[0] + sizes[1] + root * point.abs()) + 2.0**-500 * root
+    slack = 16 * error * (sizes[2] + error + root * span)
+    return (squares - slack).relu() * (1 - 16 * OWN_UNIT)
+
+
+_STEPS = 5
+
+
+def _beyond(value: Tensor, radius: Tensor) -> Tensor:
+    """How far a value lies above its radius, or below minus that; 0 in between."""
+    return (value.abs() - radius).relu() * value.sign()
+
+
+def normalized(
+    center: Tensor, radius: Tensor, squares: Tensor, *, eps: float, safe: bool
+) -> tuple[Tensor, Tensor]:
     """Both ends of (x - mean) / sqrt(var + eps), the groups along the last axis.
 
-    With `safe` they hold whatever our own float64 rounding does.
+    `squares` is a lower bound of n var. With `safe` the ends hold whatever our own float64
+    rounding does.
     """
     count = center.shape[-1]
     others = max(count - 1, 1)
     shift = center - center.mean(-1, keepdim=True)
     # |I - 1/n| r: an element is one n-th of its own mean.
     spread = radius * (1 - 2 / count) + radius.mean(-1, keepdim=True)
-    squares = shift.square().sum(-1, keepdim=True)
-    rest = squares - shift.square() - (shift.sum(-1, keepdim=True) - shift).square() / others
+    whole = shift.square().sum(-1, keepdim=True)
+    rest = whole - shift.square() - (shift.sum(-1, keepdim=True) - shift).square() / others
     moves = radius.square().sum(-1, keepdim=True)
     reach = moves - radius.square()
     if count <= 2:  # a single other element is its own mean
@@ -53,7 +95,7 @@ def normalized(center: Tensor, radius: Tensor, *, eps: float, safe: bool) -> tup
         own = own_gamma(count)
         size = center.abs() + radius
         spread = spread + 2 * own * (size + size.mean(-1, keepdim=True)) + 16 * REAL.tiny
-        off = 16 * own * squares
+        off = 16 * own * whole
         least, most = _root(rest - off), _root(rest + off)
         reach = _root(reach + 4 * own * moves)
         # The rounded deviations are a vector next to the true one. Squares may be flushed to 0.
@@ -67,8 +109,9 @@ def normalized(center: Tensor, radius: Tensor, *, eps: float, safe: bool) -> tup
 
     def quotient(deviation: Tensor, smaller: Tensor, larger: Tensor) -> Tensor:
         own_part = deviation.square() / others if count > 1 else 0.0
-        norm = torch.where(deviation >= 0, smaller, larger)
-        return deviation * (norm.square() / count + own_part + eps).rsqrt()
+        above = torch.maximum(smaller.square() / count + own_part, squares / count)
+        below = larger.square() / count + own_part
+        return deviation * (torch.where(deviation >= 0, above, below) + eps).rsqrt()
 
     lower = -quotient(spread - shift, inner, outer)
     upper = quotient(shift + spread, inner, outer)
@@ -79,7 +122,13 @@ def normalized(center: Tensor, radius: Tensor, *, eps: float, safe: bool) -> tup
 
 
 def _network_error(
-    center: Tensor, radius: Tensor, output: Tensor, *, eps: float, rounding: Rounding
+    center: Tensor,
+    radius: Tensor,
+    squares: Tensor,
+    output: Tensor,
+    *,
+    eps: float,
+    rounding: Rounding,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What a network may be off by, and 1 / deviation and the magnitudes met; NaN if anything.
 
@@ -93,12 +142,7 @@ def _network_error(
     size = center.abs() + radius
     mean_size = size.mean(-1, keepdim=True) * (1 + 2 * own)
     mean_square = size.square().mean(-1, keepdim=True) * (1 + 2 * own)
-    shift = center - center.mean(-1, keepdim=True)
-    norm = _root(shift.square().sum(-1, keepdim=True)) * (1 - 2 * own)
-    norm = norm - _root(radius.square().sum(-1, keepdim=True)) * (1 + 2 * own)
-    norm = norm - 4 * own * _root(center.square().sum(-1, keepdim=True))
-    norm = norm - 2.0**-500 * math.sqrt(count)
-    smallest = (norm.relu().square() / count + eps) * (1 - 8 * OWN_UNIT)
+    smallest = (squares / count + eps) * (1 - 8 * OWN_UNIT)
     largest = size.amax(-1, keepdim=True)
     off = 8 * gamma * mean_square + 8 * rounding.tiny * (1 + largest)
     share = off / smallest + 8 * rounding.unit
@@ -124,14 +168,18 @@ def _norm(
     """
     center, radius = (part.reshape(shape) for part in input.as_ball())
     rounding = input.rounding
-    lower, upper = normalized(center, radius, eps=eps, safe=rounding is not None)
+    safe = rounding is not None
+    squares = least_squares(center, radius, safe=safe)
+    lower, upper = normalized(center, radius, squares, eps=eps, safe=safe)
     middle, half = (lower + upper) / 2, (upper - lower) / 2
     factor = center.new_ones(()) if weight is None else weight.to(center.dtype)
     shift = center.new_zeros(()) if bias is None else bias.to(center.dtype)
     output, spread = middle * factor + shift, half * factor.abs()
     if rounding is not None:
         highest = torch.maximum(lower.abs(), upper.abs())
-        error, inverse, met = _network_error(center, radius, highest, eps=eps, rounding=rounding)
+        error, inverse, met = _network_error(
+            center, radius, squares, highest, eps=eps, rounding=rounding
+        )
         spread = spread + error * factor.abs()
         # As with batch norm: what is added counts, and a * x + (b - mean * a) adds most.
         magnitude = (met * inverse + highest) * factor.abs() + shift.abs()
