@@ -340,6 +340,7 @@ ONLY_FIRST = "only its first argument may depend on the model's input"
         ("torch.tensor(x)", f"len() of a number, or torch.tensor() of one: {NO_RULE}"),
         ("x * int(x[0, 0, 0])", f"torch.Tensor.item: {NO_RULE}"),
         ("x ** 0.5", "torch.pow: `exponent` must be a whole number from 0 on; got 0.5"),
+        ("x ** float('inf')", "torch.pow: `exponent` must be a whole number from 0 on; got inf"),
         ("x ** -2", "torch.pow: `exponent` must be a whole number from 0 on; got -2"),
         ("torch.pow(x, torch.tensor(2))",
          "torch.pow: `exponent` must be a whole number from 0 on; got tensor(2)"),
@@ -562,6 +563,14 @@ def test_casts_that_lose_nothing_change_nothing(cast):
 def blocks_of_the_page():
     page = Path(__file__).parents[1] / "docs" / "adding-a-layer.md"
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def test_every_layer_that_the_page_names_is_in_the_catalogue():
+    page = Path(__file__).parents[1] / "docs" / "adding-a-layer.md"
+    named = set(re.findall(r"`((?:nn|torch|F)\.\w+)`", page.read_text().split("\n## ")[1]))
+    tested = {word for case in CASES for word in re.findall(r"\w+\.\w+", case.expression)}
+    assert len(named) > 20
+    assert named - tested == {"torch.compile"}
 
 
 def test_the_documented_rule_works(table):

@@ -194,7 +194,7 @@ def exp(input: Interval) -> Interval:
 )  # fmt: skip
 def power(input: Interval, exponent: Any) -> Interval:
     number = isinstance(exponent, (int, float)) and not isinstance(exponent, bool)
-    if not number or exponent < 0 or exponent != int(exponent):
+    if not number or exponent < 0 or exponent % 1 != 0:
         refuse(torch.pow, f"`exponent` must be a whole number from 0 on; got {exponent!r}")
     even = exponent % 2 == 0
 

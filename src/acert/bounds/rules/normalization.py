@@ -55,7 +55,7 @@ def least_squares(center: Tensor, radius: Tensor, *, safe: bool) -> Tensor:
     squares = squares - (2 * distance.sum(-1, keepdim=True).abs() * span).detach()
     if not safe:
         return squares.relu()
-    sizes = [part.square().sum(-1, keepdim=True).sqrt() for part in (center, radius, distance)]
+    sizes = [_root(part.square().sum(-1, keepdim=True)) for part in (center, radius, distance)]
     # The vector of distances is off by `error`, and their sum by the root of n times that.
     root = math.sqrt(count)
     error = 8 * own_gamma(count) * (sizes[0] + sizes[1] + root * point.abs()) + 2.0**-500 * root
