@@ -193,6 +193,17 @@ def linear() -> Iterator[Case]:
         d.addmm(x, c)
     """, constants={"c": (6, 3), "d": (3,), "e": (1, 3)})  # fmt: skip
     yield from cases((4,), "torch.addmm(x, x, c)", constants={"c": (4, 4)}, gap=0.5)
+    yield from cases((3, 2), """
+        torch.einsum('bij->bi', x)
+        torch.einsum('bij -> bji', x)
+        torch.einsum('bij,kj->bik', x, c)
+        torch.einsum('kj,bij', c, x)
+        torch.einsum('bij,j->bi', [x, c[0]])
+    """, constants={"c": (4, 2)})  # fmt: skip
+    yield from cases((2, 3, 3), """
+        torch.einsum('bij,bkj->bik', x[:, 0], x[:, 1])
+        torch.einsum('bij,bij->bi', x[:, 0].exp(), x[:, 1])
+    """, gap=0.5)  # fmt: skip
     # Two factors of which each takes part in several results, and may change its sign.
     yield from cases((2, 3, 3), """
         torch.matmul(x[:, 0], x[:, 1])

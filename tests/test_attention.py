@@ -156,3 +156,14 @@ def test_attention_encloses_float32_kernels_and_its_written_form(scale):
     for computed in (fused(x), written(x), fused(x.double())):
         assert bool(((computed >= bounds.lower) & (computed <= bounds.upper)).all())
     assert float((bounds.upper - bounds.lower).max()) < 0.02
+
+
+def test_attention_proves_nothing_where_scaled_queries_overflow():
+    query, key = torch.full((1, 2, 2), 1e19).double(), torch.full((1, 2, 2), 1e-19).double()
+    key = Interval(key, key).within(BoundPass(FLOAT32))
+    for scale, proven in ((1.0, True), (1e20, False)):
+        assert bool(attention_of(query, key, scale).upper.isfinite().all()) == proven
+
+
+def attention_of(query, key, scale):
+    return F.scaled_dot_product_attention(query, key, key, scale=scale)

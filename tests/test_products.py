@@ -79,6 +79,20 @@ def test_float32_products_in_any_order_are_inside(size, r, around):
             assert bool((value <= bounds.upper).all())
 
 
+@pytest.mark.parametrize("equation", ["bij,bkj->bik", "bij,bij->j", "bij,bij", "bii,bki->k"])
+def test_einsum_encloses_exact_sums_and_those_of_float32(equation):
+    left, right = torch.randn(4, 9, 9), torch.randn(4, 9, 9)
+    computed = torch.einsum(equation, left, right).double()
+    # Products of float32 numbers are exact in float64, and its sums good to 1e-13.
+    exact = torch.einsum(equation, left.double(), right.double())
+    for rounding, values in ((REAL, exact), (FLOAT32, computed)):
+        bound_pass = BoundPass(rounding)
+        boxes = (Interval(x.double(), x.double()).within(bound_pass) for x in (left, right))
+        bounds = torch.einsum(equation, *boxes)
+        assert bool(((bounds.lower <= values) & (values <= bounds.upper)).all())
+        assert bool((bounds.upper - bounds.lower <= 1e-2).all())
+
+
 def test_nothing_is_proven_where_products_overflow():
     left = torch.full((1, 4), 1e20, dtype=torch.float64)
     right = torch.full((4, 1), 1e20, dtype=torch.float64)

@@ -353,7 +353,12 @@ ONLY_FIRST = "only its first argument may depend on the model's input"
          "torch.Tensor.to: it takes its type from the model's input: write `.to(x.dtype)`"),
         ("x.to(x)",
          "torch.Tensor.to: it takes its type from the model's input: write `.to(x.dtype)`"),
-        ("torch.einsum('bij->bi', x)", f"torch.functional.einsum: {NO_RULE}"),
+        ("torch.einsum('b...->b', x)", "torch.functional.einsum: it must be given one or two "
+         "tensors, and all axes by letters"),
+        ("torch.einsum('bij,bij,bij->b', x, x, x)", "torch.functional.einsum: it must be given "
+         "one or two tensors, and all axes by letters"),
+        ("torch.einsum('bij,bkj->b', x, x)", "torch.functional.einsum: an axis it sums must be "
+         "in both tensors; got 'bij,bkj->b'"),
         ("torch.where(torch.tensor(True), x, 0.0)", f"torch.where: {NO_RULE}"),
         ("x.__setitem__(0, 1.0)", f"torch.Tensor.__setitem__: {NO_RULE}"),
         ("x.numpy()", f"torch.Tensor.numpy: {NO_RULE}"),

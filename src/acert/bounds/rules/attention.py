@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.interval import Interval, constant, refuse
+from acert.bounds.interval import Interval, refuse
+from acert.bounds.rounding import Rounding, largest_magnitude
 from acert.bounds.rules.arithmetic import mul
-from acert.bounds.rules.products import matmul
+from acert.bounds.rules.products import matmul, point
 from acert.bounds.table import rule
 
 _FAR = 80.0  # e^80 is a float32 number, and 1 + e^-80 is 1 in float64
@@ -99,17 +100,30 @@ def scaled_dot_product_attention(
             refuse(F.scaled_dot_product_attention, f"`{name}` must be left at its default")
     like = next(part for part in (query, key, value) if isinstance(part, Interval))
 
-    def box(part: Interval | Tensor) -> Interval:
-        if isinstance(part, Interval):
-            return part
-        fixed = constant(part, like)
-        return Interval(fixed, fixed).within(like.bound_pass)
-
-    query, key, value = box(query), box(key), box(value)
+    query, key, value = (
+        part if isinstance(part, Interval) else point(part, like) for part in (query, key, value)
+    )
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    # Kernels that never form the weights sum e^x v and e^x in one go: each value is then multiplied
-    # by some weight within the bounds of softmax, and the sum rounds as any other.
     turned = key.map(lambda x: x.mT).within(like.bound_pass)
     scores = mul(matmul(query, turned).within(like.bound_pass), scale)
+    if like.rounding is not None:
+        scores = _scaled_before(scores, query, key, scale, like.rounding)
+    # Kernels that never form the weights sum e^x v and e^x in one go: each value is then multiplied
+    # by some weight within the bounds of softmax, and the sum rounds as any other.
     weights = _softmax(scores.within(like.bound_pass), -1)
     return matmul(weights.within(like.bound_pass), value)
+
+
+def _scaled_before(
+    scores: Interval, query: Interval, key: Interval, scale: float, rounding: Rounding
+) -> Interval:
+    """Adds what is lost where queries or keys are scaled instead of their products.
+
+    Roundings are paid for by the spare ones of the sum; what may be flushed or overflow is not.
+    """
+    rows = largest_magnitude(*query.as_ball(), (-1,))
+    columns = largest_magnitude(*key.as_ball(), (-1,)).mT
+    center, radius = scores.as_ball()
+    flushed = rounding.underflow(8 * query.shape[-1], rows, columns) * (1 + abs(scale))
+    usable = (1 + abs(scale)) * (rows + columns) <= rounding.largest
+    return Interval.ball(center, torch.where(usable, radius + flushed, math.nan))

@@ -1,4 +1,4 @@
-"""Matrix products of intervals with intervals, and with constants on either side.
+"""Matrix products and `einsum` of intervals with intervals, and with constants on either side.
 
 With a constant the center goes through W and the radius through |W|. Of two balls a and b, the sum
 of all products is the center's product with, for each pair of factors, |a| r_b for b's part, and
@@ -9,13 +9,15 @@ picks, which is exact. Attention weights, all of one sign, are what this is for.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from acert.bounds.interval import Interval, constant, refuse
-from acert.bounds.rounding import largest_magnitude, own_gamma
-from acert.bounds.rules.affine import affine, linear
+from acert.bounds.rounding import OWN_UNIT, own_gamma
+from acert.bounds.rules.affine import affine, averaged, linear
 from acert.bounds.rules.arithmetic import Operand, add
 from acert.bounds.table import rule
 
@@ -54,7 +56,7 @@ def _matrix(factor: Factor, like: Interval, dim: int) -> Factor:
 
 def _product(left: Factor, right: Factor) -> Interval:
     if isinstance(left, Interval) and isinstance(right, Interval):
-        return _of_intervals(left, right)
+        return _bilinear(left, right, torch.matmul, summands=left.shape[-1])
     summands = left.shape[-1]
     if isinstance(left, Interval):
         assert isinstance(right, Tensor)
@@ -69,39 +71,68 @@ def _product(left: Factor, right: Factor) -> Interval:
     return output
 
 
-def _of_intervals(left: Interval, right: Interval) -> Interval:
+def _bilinear(
+    left: Interval, right: Interval, multiply: Callable[[Tensor, Tensor], Tensor], *, summands: int
+) -> Interval:
+    """Bounds of `multiply(a, b)`, each of whose results adds `summands` products of elements."""
     (center, radius), (other, reach) = left.as_ball(), right.as_ball()
-    summands = center.shape[-1]
     # (a + s)(b + t) with |s| <= r_a, |t| <= r_b: for a > 0 throughout the largest is
     # a b + a r_b + r_a |b + r_b|, since a + s and with it the choice t = r_b never changes sign.
     high, low = (other + reach).abs(), (other - reach).abs()
-    positive, negative = center >= radius, center <= -radius
-    either = radius.masked_fill(positive | negative, 0.0)
-    spread = torch.cat(
-        [center.abs(), radius * positive, radius * (negative & ~positive), either], -1
-    )
-    largest = torch.maximum(high, low)
-    above = spread @ torch.cat([reach, high, low, largest], -2)
-    below = spread @ torch.cat([reach, low, high, largest], -2)
-    output = center @ other
+    positive = center >= radius
+    negative = (center <= -radius) & ~positive
+    plus, minus = radius * positive, radius * negative
+    both = multiply(center.abs(), reach)
+    both = both + multiply(radius - plus - minus, torch.maximum(high, low))
+    above = both + multiply(plus, high) + multiply(minus, low)
+    below = both + multiply(plus, low) + multiply(minus, high)
     # Autocast makes products in half precision; whatever comes next is not to stay there.
-    output, above, below = (part.to(center.dtype) for part in (output, above, below))
+    output = multiply(center, other).to(center.dtype)
+    above, below = above.to(center.dtype), below.to(center.dtype)
     rounding = left.rounding
     if rounding is not None:
         size, other_size = center.abs() + radius, other.abs() + reach
-        # The network's sum is off by gamma |a||b|, ours (four times as long) by its own, and an
-        # end of b by an ulp of |b| + r_b.
-        share = rounding.gamma(summands) + 8 * own_gamma(4 * summands)
-        error = share * (size @ other_size) * (1 + 2 * own_gamma(summands))
-        by_row = largest_magnitude(center, radius, (-1,))
-        by_column = largest_magnitude(other, reach, (-2,))
-        error = error + rounding.underflow(4 * summands, by_row, by_column)
-        overflow = summands * by_row * by_column > rounding.largest
-        error = torch.where(overflow, math.nan, error)
-        above, below = above + error, below + error
-        slack = 4 * own_gamma(1) * (output.abs() + torch.maximum(above, below))
-        above, below = above + slack, below + slack
+        # The network's sum is off by gamma |a||b|, each of ours by its own, and an end of b by an
+        # ulp of |b| + r_b.
+        own = own_gamma(summands)
+        total = multiply(size, other_size) * (1 + 2 * own)
+        error = (rounding.gamma(summands) + 16 * own) * total
+        # Every factor and every product may be flushed to zero.
+        error = error + 8 * rounding.tiny * multiply(1 + size, 1 + other_size)
+        error = torch.where(total <= rounding.largest, error, math.nan)
+        slack = 4 * OWN_UNIT * (output.abs() + total)
+        above, below = above + error + slack, below + error + slack
     return Interval(output - below, output + above)
+
+
+@rule(torch.einsum, ulps=None, mixed=True)
+def einsum(equation: str, *operands: Any) -> Interval:
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    if "." in equation or len(operands) > 2:
+        refuse(torch.einsum, "it must be given one or two tensors, and all axes by letters")
+    inputs, arrow, kept = equation.replace(" ", "").partition("->")
+    letters = inputs.replace(",", "")
+    kept = kept if arrow else "".join(axis for axis in letters if letters.count(axis) == 1)
+    terms = inputs.split(",")
+    summed = {axis for axis in letters if axis not in kept}
+    if not all(axis in term for axis in summed for term in terms):
+        # PyTorch sums it before it multiplies, and that sum alone may overflow.
+        refuse(torch.einsum, f"an axis it sums must be in both tensors; got {equation!r}")
+    shapes = [(axes, part.shape) for axes, part in zip(terms, operands, strict=True)]
+    sizes = {axis: shape[at] for axes, shape in shapes for at, axis in enumerate(axes)}
+    summands = math.prod([sizes[axis] for axis in sorted(summed)])
+    if len(operands) == 1:
+        return averaged(operands[0], lambda x: torch.einsum(equation, x), summands=summands)
+    like = next(part for part in operands if isinstance(part, Interval))
+    left, right = (part if isinstance(part, Interval) else point(part, like) for part in operands)
+    return _bilinear(left, right, lambda a, b: torch.einsum(equation, a, b), summands=summands)
+
+
+def point(part: Tensor, like: Interval) -> Interval:
+    """A constant as an interval of the same pass."""
+    fixed = constant(part, like)
+    return Interval(fixed, fixed).within(like.bound_pass)
 
 
 @rule(torch.mm, torch.Tensor.mm, torch.bmm, torch.Tensor.bmm, ulps=None, mixed=True)
