@@ -93,6 +93,12 @@ def test_einsum_encloses_exact_sums_and_those_of_float32(equation):
         assert bool((bounds.upper - bounds.lower <= 1e-2).all())
 
 
+def test_einsum_takes_a_list_as_torch_compile_hands_it_on():
+    box = Interval(torch.zeros(2, 3), torch.ones(2, 3))
+    bounds = Interval.__torch_function__(torch.einsum, (), ("ij->i", [box]))
+    assert bounds.upper.tolist() == [3.0, 3.0]
+
+
 def test_nothing_is_proven_where_products_overflow():
     left = torch.full((1, 4), 1e20, dtype=torch.float64)
     right = torch.full((4, 1), 1e20, dtype=torch.float64)

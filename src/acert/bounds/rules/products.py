@@ -107,7 +107,7 @@ def _bilinear(
 
 @rule(torch.einsum, ulps=None, mixed=True)
 def einsum(equation: str, *operands: Any) -> Interval:
-    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+    if isinstance(operands[0], (list, tuple)):  # torch.compile hands them on as they are
         operands = tuple(operands[0])
     if "." in equation or len(operands) > 2:
         refuse(torch.einsum, "it must be given one or two tensors, and all axes by letters")
