@@ -171,6 +171,57 @@ def linear() -> Iterator[Case]:
         torch.matmul(input=x, other=c.T)
     """, constants={"c": (4, 6), "d": (4,)})  # fmt: skip
     yield from cases((2, 6), "x @ c", constants={"c": (6, 3)})
+    yield from cases((2, 6), """
+        torch.matmul(c, x)
+        torch.matmul(input=c[None], other=x)
+        c @ x
+        c.matmul(x)
+        torch.matmul(f, x)
+        torch.matmul(x, e)
+        torch.matmul(x, d)
+        x @ d
+        torch.bmm(x, d.expand(len(x), -1, -1))
+        x.bmm(d.expand(len(x), -1, -1))
+        torch.bmm(d.mT.expand(len(x), -1, -1), x.mT)
+    """, constants={"c": (3, 2), "d": (1, 6, 4), "e": (6,), "f": (2,)})  # fmt: skip
+    yield from cases((6,), """
+        torch.mm(x, c)
+        torch.mm(input=x, mat2=c)
+        x.mm(c)
+        torch.addmm(d, x, c)
+        torch.addmm(input=e, mat1=x, mat2=c)
+        d.addmm(x, c)
+    """, constants={"c": (6, 3), "d": (3,), "e": (1, 3)})  # fmt: skip
+    yield from cases((4,), "torch.addmm(x, x, c)", constants={"c": (4, 4)}, gap=0.5)
+    yield from cases((3, 2), """
+        torch.einsum('bij->bi', x)
+        torch.einsum('bij -> bji', x)
+        torch.einsum('bij,kj->bik', x, c)
+        torch.einsum('kj,bij', c, x)
+        torch.einsum('bij,j->bi', [x, c[0]])
+    """, constants={"c": (4, 2)})  # fmt: skip
+    yield from cases((2, 3, 3), """
+        torch.einsum('bij,bkj->bik', x[:, 0], x[:, 1])
+        torch.einsum('bij,bij->bi', x[:, 0].exp(), x[:, 1])
+    """, gap=0.5)  # fmt: skip
+    # Two factors of which each takes part in several results, and may change its sign.
+    yield from cases((2, 3, 3), """
+        torch.matmul(x[:, 0], x[:, 1])
+        x[:, 0] @ x[:, 1]
+        x[:, 0].matmul(x[:, 1].mT)
+        torch.bmm(x[:, 0], x[:, 1])
+        x[:, 0].bmm(x[:, 1])
+        torch.matmul(x[:, 0].exp(), x[:, 1])
+        torch.matmul(-x[:, 0].exp(), x[:, 1])
+        torch.matmul(x[:, 0], x[:, 1, :, 0].unsqueeze(-1))
+        torch.matmul(x[:, :1], x[:, 1:])
+    """, gap=0.5)  # fmt: skip
+    yield from cases((3,), """
+        torch.matmul(x[0], x[1:].mT)
+        torch.matmul(x[1:], x[0])
+        torch.matmul(x[0], x[1])
+        torch.mm(x[:2], x[1:].mT)
+    """, couples=True, gap=0.6)  # fmt: skip
 
 
 def convolutions(spatial: int) -> Iterator[Case]:
@@ -242,6 +293,27 @@ def normalizations() -> Iterator[Case]:
         F.batch_norm(x, c, d.abs() + 0.5, e, f, False, 0.2, 0.3)
         F.batch_norm(x, c, d.abs() + 0.5, bias=f, weight=e, eps=0.5)
     """, constants=dict.fromkeys("cdef", (3,)))  # fmt: skip
+    # Elements of a group move each other's mean and variance: no point reaches all bounds at once.
+    yield from cases((6, 4), """
+        nn.LayerNorm(4, eps=0.5)
+        nn.LayerNorm((6, 4))
+        nn.LayerNorm(4, elementwise_affine=False, eps=0.5)
+        F.layer_norm(x, (4,), c[0], d[0], 0.5)
+        torch.layer_norm(x, (6, 4), weight=c, bias=d)
+        nn.GroupNorm(2, 6)
+        nn.GroupNorm(3, 6, affine=False)
+        nn.GroupNorm(1, 6, eps=0.5)
+        nn.GroupNorm(6, 6, eps=0.5)
+        F.group_norm(x, 2, c[:, 0], d[:, 0], 0.5)
+        F.group_norm(x, num_groups=3, bias=d[:, 0])
+        torch.group_norm(x, 2, weight=c[:, 0])
+        nn.InstanceNorm1d(6, eps=0.5)
+        nn.InstanceNorm1d(6, affine=True, eps=0.5)
+        F.instance_norm(x, weight=c[:, 0], eps=0.5)
+    """, constants={"c": (6, 4), "d": (6, 4)}, r=0.15, gap=0.9)  # fmt: skip
+    yield from cases((2, 3, 4), "nn.InstanceNorm2d(2)\nnn.GroupNorm(2, 2)", r=0.15, gap=0.9)
+    yield from cases((2, 2, 3, 2), "nn.InstanceNorm3d(2)", r=0.15, gap=0.9)
+    yield from cases((6, 4), "nn.InstanceNorm1d(6, track_running_stats=True)")
     yield from cases((3, 2, 2), """
         Normalize(0.3, 0.7)
         Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.1])
@@ -364,6 +436,59 @@ def activations() -> Iterator[Case]:
         F.dropout(x, 0.0)
     """, constants={"c": (3,)})  # fmt: skip
     yield from cases((3,), "x.clamp(min=c)", constants={"c": (2, 4, 3)}, couples=True)
+    yield from cases((3, 2), """
+        nn.PReLU()
+        nn.PReLU(3, init=2.5)
+        F.prelu(x, c.abs())
+        torch.prelu(input=x, weight=c[:1].abs())
+        x.prelu(c.abs())
+        torch.exp(x)
+        x.exp()
+        torch.exp_(x)
+        x.exp_()
+        x ** 3
+        x ** 1
+        x ** 0
+        x.pow(5.0)
+        torch.pow(x, 7)
+        torch.pow(input=x, exponent=3)
+        operator.ipow(x, 3)
+        x.pow_(3)
+    """, constants={"c": (3,)})  # fmt: skip
+    yield from cases((3,), "nn.PReLU(3, init=-0.4)", gap=1e-2)
+    yield from cases((5,), "torch.exp(x)", around=(-60.0, 5.0), r=30.0)
+    yield from cases((3, 2), """
+        F.prelu(x, c)
+        x ** 2
+        x ** 4
+        x.square()
+        torch.square(x)
+        torch.square_(x)
+        x.square_()
+    """, constants={"c": (3,)}, gap=1e-2)  # fmt: skip
+
+
+def attention() -> Iterator[Case]:
+    # One probability reaches its end, by all logits at once.
+    yield from cases((3, 4), """
+        nn.Softmax(1)
+        nn.Softmax(dim=-1)
+        F.softmax(x, 2)
+        F.softmax(x, dim=1, dtype=torch.float64)
+        torch.softmax(x, 1)
+        torch.softmax(input=x, dim=-1)
+        x.softmax(-1)
+        x.softmax(dim=1)
+        torch.special.softmax(x, 1)
+    """)  # fmt: skip
+    yield from cases((3, 2, 2), "nn.Softmax2d()")
+    yield from cases((4,), "x.softmax(1)", around=(-30.0, 30.0), r=20.0, gap=1e-3)
+    yield from cases((3, 4), """
+        F.scaled_dot_product_attention(x, x, x)
+        F.scaled_dot_product_attention(x, key=x, value=x, scale=0.3)
+        F.scaled_dot_product_attention(c, x, x)
+        F.scaled_dot_product_attention(x, c.expand(len(x), -1, -1), x)
+    """, constants={"c": (1, 3, 4)}, r=0.3, gap=0.98)  # fmt: skip
 
 
 def pools(spatial: int) -> Iterator[Case]:
@@ -646,6 +771,7 @@ FAMILIES: dict[str, list[Case]] = {
     "transposed convolutions": [*chain.from_iterable(map(transposed_convolutions, (1, 2, 3)))],
     "normalizations": [*normalizations()],
     "activations": [*activations()],
+    "attention": [*attention()],
     "pools": [*chain.from_iterable(map(pools, (1, 2, 3)))],
     "shapes": [*shapes()],
     "reductions": [*reductions()],

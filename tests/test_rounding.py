@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from flint import arb
 from tests import ball
+from tests.rule_cases import Apply
 from torch import nn
 
 import acert
@@ -38,6 +39,15 @@ ELEMENTWISE = {
     "hardtanh": (lambda x: F.hardtanh(x, -0.1, 0.3), lambda x: x.max(arb(-0.1)).min(arb(0.3))),
     "clamp": (lambda x: torch.clamp(x, max=0.7), lambda x: x.min(arb(0.7))),
     "leaky_relu": (lambda x: F.leaky_relu(x, 0.01), lambda x: x if x > 0 else x * arb(0.01)),
+    "prelu": (
+        lambda x: torch.prelu(x, torch.tensor([-0.37])),
+        lambda x: x if x > 0 else x * arb(torch.tensor(-0.37).item()),
+    ),
+    # From 89 on, float32's exponential is infinite.
+    "exp": (lambda x: torch.exp(x * 0.5), lambda x: (x / 2).exp()),
+    "power 2": (lambda x: x**2, lambda x: x * x),
+    "power 3": (lambda x: x**3, lambda x: x**3),
+    "power 7": (lambda x: x.pow(7), lambda x: x**7),
     "elu": (lambda x: F.elu(x, 1.7), lambda x: x if x > 0 else x.expm1() * arb(1.7)),
     "sigmoid": (torch.sigmoid, lambda x: 1 / (1 + (-x).exp())),
     "tanh": (torch.tanh, lambda x: x.tanh()),
@@ -301,6 +311,10 @@ def scaling_norm(*, weight, variance, mean=0.0):
 DRIFTING = 3.4028234e38 * (1 - 1e-4) / 10_000
 HEAD = linear([[0.1], [0.0]], [2.0, 0.0])
 OVERFLOWING = {
+    "exp": nn.Sequential(linear([[100.0 / 64] * 64]), Apply(torch.exp), Apply(torch.sigmoid), HEAD),
+    "power": nn.Sequential(
+        linear([[1e13 / 64] * 64]), Apply(lambda x: x**3), Apply(torch.sigmoid), HEAD
+    ),
     # infinity less infinity is NaN, which no clamp takes away
     "hardtanh": nn.Sequential(linear([[3e38, -3e38] * 32]), nn.Hardtanh(), HEAD),
     "relu6": nn.Sequential(linear([[3e38, -3e38] * 32]), nn.ReLU6(), HEAD),

@@ -346,6 +346,8 @@ class Interval:
             func = torch.rsub
         elif func is torch.Tensor.__rtruediv__:
             func, args = torch.div, args[::-1]
+        elif func is torch.Tensor.matmul and isinstance(args[0], Tensor):
+            _refuse_if_swapped()
         entry = RULES.get(func)
         if entry is None:
             refuse(func)
@@ -485,6 +487,7 @@ for _name, _function in {
     "isub": torch.Tensor.sub_,
     "imul": torch.Tensor.mul_,
     "itruediv": torch.Tensor.div_,
+    "ipow": torch.Tensor.pow_,
     "neg": torch.Tensor.neg,
     "abs": torch.Tensor.abs,
     "getitem": torch.Tensor.__getitem__,
@@ -508,6 +511,12 @@ def intervals_in(values: tuple[Any, ...]) -> Iterator[Interval]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from intervals_in(tuple(value))
+
+
+def _refuse_if_swapped() -> None:
+    """Refuses what torch.compile makes of `interval @ tensor`: the call of `tensor @ interval`."""
+    if torch.compiler.is_compiling():
+        refuse("`a @ b` with one constant", "torch.compile swaps them: torch.matmul(a, b)")
 
 
 def _graded(one: Tensor, other: Tensor) -> AbstractContextManager[object]:

@@ -47,7 +47,9 @@ class Rounding:
         error = 2 * summands * self.tiny * (1 + weight + value)
         return torch.as_tensor(error, dtype=torch.float64)  # as float32 it could be 0
 
-    def widen(self, radius: Tensor, magnitude: Tensor, *, ulps: float, gain: float = 1.0) -> Tensor:
+    def widen(
+        self, radius: Tensor, magnitude: Tensor, *, ulps: float, gain: Tensor | float = 1.0
+    ) -> Tensor:
         """`radius` plus `ulps` of `magnitude`; NaN where the network may overflow.
 
         An ulp is two units of roundoff, and one more pays for our own arithmetic. `gain` is the

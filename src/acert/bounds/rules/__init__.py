@@ -1,5 +1,13 @@
 """The rules, one short function an operation; importing this package fills the table."""
 
-from acert.bounds.rules import affine, arithmetic, elementwise, shape
+from acert.bounds.rules import (
+    affine,
+    arithmetic,
+    attention,
+    elementwise,
+    normalization,
+    products,
+    shape,
+)
 
-__all__ = ["affine", "arithmetic", "elementwise", "shape"]
+__all__ = ["affine", "arithmetic", "attention", "elementwise", "normalization", "products", "shape"]

@@ -81,13 +81,6 @@ def linear(input: Interval, weight: Tensor, bias: Tensor | None = None) -> Inter
     return output
 
 
-@rule(torch.matmul, torch.Tensor.matmul, ulps=None)
-def matmul(input: Interval, other: Tensor) -> Interval:
-    if other.ndim != 2:
-        refuse(torch.matmul, f"the constant on its right must be a matrix; got {other.ndim} axes")
-    return linear(input, other.mT)
-
-
 def _convolution(function: Callable[..., Tensor], spatial: int, *, transposed: bool) -> Any:
     def convolution(
         input: Interval, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
