@@ -99,6 +99,20 @@ def test_einsum_takes_a_list_as_torch_compile_hands_it_on():
     assert bounds.upper.tolist() == [3.0, 3.0]
 
 
+def test_einsum_refuses_to_sum_an_axis_that_is_broadcast():
+    # PyTorch adds the large numbers up before it multiplies, and that overflows.
+    large, small = torch.full((2, 8), 1e38), torch.full((2, 1), 1e-10)
+    assert torch.einsum("bi,bi->b", large, small).isinf().all()
+    box = Interval(large.double(), large.double()).within(BoundPass(FLOAT32))
+    for operands in ((box, small), (small, box)):
+        with pytest.raises(
+            acert.UnsupportedOperation, match="must have one length; got 'bi,bi->b'"
+        ):
+            torch.einsum("bi,bi->b", *operands)
+    # One that is kept is not summed by itself.
+    assert torch.einsum("bi,bi->bi", box, small).upper.isfinite().all()
+
+
 def test_nothing_is_proven_where_products_overflow():
     left = torch.full((1, 4), 1e20, dtype=torch.float64)
     right = torch.full((4, 1), 1e20, dtype=torch.float64)

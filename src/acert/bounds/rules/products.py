@@ -121,6 +121,14 @@ def einsum(equation: str, *operands: Any) -> Interval:
         refuse(torch.einsum, f"an axis it sums must be in both tensors; got {equation!r}")
     shapes = [(axes, part.shape) for axes, part in zip(terms, operands, strict=True)]
     sizes = {axis: shape[at] for axes, shape in shapes for at, axis in enumerate(axes)}
+    if any(
+        shape[at] != sizes[axis]
+        for axes, shape in shapes
+        for at, axis in enumerate(axes)
+        if axis in summed
+    ):
+        # One of length 1 is broadcast, which is to sum the other one's alone as well.
+        refuse(torch.einsum, f"an axis it sums must have one length; got {equation!r}")
     summands = math.prod([sizes[axis] for axis in sorted(summed)])
     if len(operands) == 1:
         return averaged(operands[0], lambda x: torch.einsum(equation, x), summands=summands)
