@@ -113,6 +113,23 @@ def test_einsum_refuses_to_sum_an_axis_that_is_broadcast():
     assert torch.einsum("bi,bi->bi", box, small).upper.isfinite().all()
 
 
+@pytest.mark.parametrize("dependent", [False, True])
+def test_addmm_encloses_kernels_that_start_their_sums_with_the_first_matrix(dependent):
+    first, left, right = torch.randn(3, 4), torch.randn(3, 64), 1e-3 * torch.randn(64, 4)
+    # As a loop over the products has it, and a matrix product that adds to its result.
+    total = first
+    for i in range(64):
+        total = total + left[:, i : i + 1] * right[i]
+    bound_pass = BoundPass(FLOAT32)
+    box, start = (Interval(x.double(), x.double()).within(bound_pass) for x in (left, first))
+    bounds = torch.addmm(start if dependent else first, box, right)
+    for computed in (total, torch.addmm(first, left, right)):
+        assert bool(((bounds.lower <= computed) & (computed <= bounds.upper)).all())
+    assert float((bounds.upper - bounds.lower).max()) < 1e-4
+    huge = torch.full((3, 4), 1e38)
+    assert torch.addmm(huge, box, right).upper.isnan().all()
+
+
 def test_nothing_is_proven_where_products_overflow():
     left = torch.full((1, 4), 1e20, dtype=torch.float64)
     right = torch.full((4, 1), 1e20, dtype=torch.float64)

@@ -161,4 +161,12 @@ def addmm(
         return linear(mat1, mat2.mT, bias)
     like = mat1 if isinstance(mat1, Interval) else mat2
     assert isinstance(like, Interval)
-    return add(input, matmul(mat1, mat2).within(like.bound_pass))
+    output = add(input, matmul(mat1, mat2).within(like.bound_pass)).within(like.bound_pass)
+    rounding = like.rounding
+    if rounding is None:
+        return output
+    # A kernel starts its sums with `input`: it is rounded, and may overflow, with each product.
+    size = input.magnitude if isinstance(input, Interval) else constant(input, like).abs()
+    center, radius = output.as_ball()
+    radius = radius + 2 * rounding.gamma(mat1.shape[-1]) * size
+    return Interval.ball(center, torch.where(2 * size <= rounding.largest, radius, math.nan))
