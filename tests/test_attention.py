@@ -165,5 +165,19 @@ def test_attention_proves_nothing_where_scaled_queries_overflow():
         assert bool(attention_of(query, key, scale).upper.isfinite().all()) == proven
 
 
+def test_attention_proves_nothing_where_the_values_overflow_before_they_are_averaged():
+    query, value = torch.zeros(1, 1, 8, 4), torch.full((1, 1, 8, 4), 5e37)
+    assert F.scaled_dot_product_attention(query, query, value).isinf().any()
+    for size, rounding, proven in (
+        (5e37, FLOAT32, False),
+        (1e37, FLOAT32, True),
+        (5e37, REAL, True),
+    ):
+        values = torch.full((1, 1, 8, 4), size).double()
+        values = Interval(values, values).within(BoundPass(rounding))
+        bounds = F.scaled_dot_product_attention(query, query, values)
+        assert bool(bounds.upper.isfinite().all()) == proven
+
+
 def attention_of(query, key, scale):
     return F.scaled_dot_product_attention(query, key, key, scale=scale)

@@ -99,6 +99,37 @@ def test_einsum_takes_a_list_as_torch_compile_hands_it_on():
     assert bounds.upper.tolist() == [3.0, 3.0]
 
 
+def test_einsum_refuses_to_sum_an_axis_that_is_broadcast():
+    # PyTorch adds the large numbers up before it multiplies, and that overflows.
+    large, small = torch.full((2, 8), 1e38), torch.full((2, 1), 1e-10)
+    assert torch.einsum("bi,bi->b", large, small).isinf().all()
+    box = Interval(large.double(), large.double()).within(BoundPass(FLOAT32))
+    for operands in ((box, small), (small, box)):
+        with pytest.raises(
+            acert.UnsupportedOperation, match="must have one length; got 'bi,bi->b'"
+        ):
+            torch.einsum("bi,bi->b", *operands)
+    # One that is kept is not summed by itself.
+    assert torch.einsum("bi,bi->bi", box, small).upper.isfinite().all()
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_addmm_encloses_kernels_that_start_their_sums_with_the_first_matrix(dependent):
+    first, left, right = torch.randn(3, 4), torch.randn(3, 64), 1e-3 * torch.randn(64, 4)
+    # As a loop over the products has it, and a matrix product that adds to its result.
+    total = first
+    for i in range(64):
+        total = total + left[:, i : i + 1] * right[i]
+    bound_pass = BoundPass(FLOAT32)
+    box, start = (Interval(x.double(), x.double()).within(bound_pass) for x in (left, first))
+    bounds = torch.addmm(start if dependent else first, box, right)
+    for computed in (total, torch.addmm(first, left, right)):
+        assert bool(((bounds.lower <= computed) & (computed <= bounds.upper)).all())
+    assert float((bounds.upper - bounds.lower).max()) < 1e-4
+    huge = torch.full((3, 4), 1e38)
+    assert torch.addmm(huge, box, right).upper.isnan().all()
+
+
 def test_nothing_is_proven_where_products_overflow():
     left = torch.full((1, 4), 1e20, dtype=torch.float64)
     right = torch.full((4, 1), 1e20, dtype=torch.float64)

@@ -733,6 +733,7 @@ class Forward(nn.Module):
         lambda x: x + x[:1],
         lambda x: x + x[-1:],
         lambda x: x * torch.linspace(1, 2, len(x)).unsqueeze(1),
+        lambda x: x * torch.nan if torch.is_tensor(x) else x,
     ],
     ids=[
         "asks for the type",
@@ -741,6 +742,7 @@ class Forward(nn.Module):
         "looks at the first",
         "looks at the last",
         "counts its samples",
+        "is no number",
     ],
 )
 def test_a_model_that_is_another_one_for_intervals_is_refused(function):

@@ -111,6 +111,8 @@ def scaled_dot_product_attention(
     # Kernels that never form the weights sum e^x v and e^x in one go: each value is then multiplied
     # by some weight within the bounds of softmax, and the sum rounds as any other.
     weights = _softmax(scores.within(like.bound_pass), -1)
+    if like.rounding is not None:
+        value = _summed_before(value, like.rounding).within(like.bound_pass)
     return matmul(weights.within(like.bound_pass), value)
 
 
@@ -127,3 +129,10 @@ def _scaled_before(
     flushed = rounding.underflow(8 * query.shape[-1], rows, columns) * (1 + abs(scale))
     usable = (1 + abs(scale)) * (rows + columns) <= rounding.largest
     return Interval.ball(center, torch.where(usable, radius + flushed, math.nan))
+
+
+def _summed_before(value: Interval, rounding: Rounding) -> Interval:
+    """The values, unknown where their sum overflows before it is divided by that of weights."""
+    center, radius = value.as_ball()
+    total = value.shape[-2] * largest_magnitude(center, radius, (-2,))
+    return Interval.ball(center, torch.where(total <= rounding.largest, radius, math.nan))

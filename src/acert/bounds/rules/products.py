@@ -121,6 +121,14 @@ def einsum(equation: str, *operands: Any) -> Interval:
         refuse(torch.einsum, f"an axis it sums must be in both tensors; got {equation!r}")
     shapes = [(axes, part.shape) for axes, part in zip(terms, operands, strict=True)]
     sizes = {axis: shape[at] for axes, shape in shapes for at, axis in enumerate(axes)}
+    if any(
+        shape[at] != sizes[axis]
+        for axes, shape in shapes
+        for at, axis in enumerate(axes)
+        if axis in summed
+    ):
+        # One of length 1 is broadcast, which is to sum the other one's alone as well.
+        refuse(torch.einsum, f"an axis it sums must have one length; got {equation!r}")
     summands = math.prod([sizes[axis] for axis in sorted(summed)])
     if len(operands) == 1:
         return averaged(operands[0], lambda x: torch.einsum(equation, x), summands=summands)
@@ -153,4 +161,12 @@ def addmm(
         return linear(mat1, mat2.mT, bias)
     like = mat1 if isinstance(mat1, Interval) else mat2
     assert isinstance(like, Interval)
-    return add(input, matmul(mat1, mat2).within(like.bound_pass))
+    output = add(input, matmul(mat1, mat2).within(like.bound_pass)).within(like.bound_pass)
+    rounding = like.rounding
+    if rounding is None:
+        return output
+    # A kernel starts its sums with `input`: it is rounded, and may overflow, with each product.
+    size = input.magnitude if isinstance(input, Interval) else constant(input, like).abs()
+    center, radius = output.as_ball()
+    radius = radius + 2 * rounding.gamma(mat1.shape[-1]) * size
+    return Interval.ball(center, torch.where(2 * size <= rounding.largest, radius, math.nan))
