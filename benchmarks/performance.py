@@ -233,15 +233,20 @@ def scale_table(record: dict[str, Any]) -> str:
     )
 
 
+def _figures(record: Record) -> list[str | None]:
+    """Acc, ACR and ART in per cent, and milliseconds a step."""
+    names = ("accuracy", "acr", "art")
+    step = None if record.step_seconds is None else f"{1e3 * record.step_seconds:.2f}"
+    return [*(f"{100 * getattr(record.certificates, name):.2f}" for name in names), step]
+
+
 def formats_table(found: Sequence[Record]) -> str:
     """Runs of one recipe that differ in nothing but seed and number format."""
     header = ("format", "seed", "last loss", "Acc", "ACR", "ART", "ms a step", "minutes", "commit")
-    figures = ("accuracy", "acr", "art")
     rows = [
         (
             record.experiment.settings.precision, record.seed, f"{record.metrics[-1]['loss']:.4f}",
-            *(f"{100 * getattr(record.certificates, name):.2f}" for name in figures),
-            None if record.step_seconds is None else f"{1e3 * record.step_seconds:.2f}",
+            *_figures(record),
             None if record.minutes is None else f"{record.minutes:.1f}",
             record.environment["commit"][:7],
         )
@@ -253,12 +258,10 @@ def formats_table(found: Sequence[Record]) -> str:
 def solvers_table(found: Sequence[Record]) -> str:
     """Runs of one recipe that differ in nothing but seed and root finding."""
     header = ("solver", "steps", "seed", "Acc", "ACR", "ART", "ms a step", "commit")
-    figures = ("accuracy", "acr", "art")
     rows = [
         (
             _solver(record)[0], _solver(record)[1], record.seed,
-            *(f"{100 * getattr(record.certificates, name):.2f}" for name in figures),
-            None if record.step_seconds is None else f"{1e3 * record.step_seconds:.2f}",
+            *_figures(record),
             record.environment["commit"][:7],
         )
         for record in sorted(found, key=lambda record: (*_solver(record), record.seed))
@@ -269,13 +272,11 @@ def solvers_table(found: Sequence[Record]) -> str:
 def optimizers_table(found: Sequence[Record]) -> str:
     """Runs of one recipe that differ in nothing but seed and optimiser."""
     header = ("optimiser", "seed", "last loss", "Acc", "ACR", "ART", "ms a step", "commit")
-    figures = ("accuracy", "acr", "art")
     rows = [
         (
             type(record.experiment.settings.optimizer).__name__, record.seed,
             f"{record.metrics[-1]['loss']:.4f}",
-            *(f"{100 * getattr(record.certificates, name):.2f}" for name in figures),
-            None if record.step_seconds is None else f"{1e3 * record.step_seconds:.2f}",
+            *_figures(record),
             record.environment["commit"][:7],
         )
         for record in found

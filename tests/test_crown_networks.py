@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from tests import ball
+from tests.slopes import assert_slope
 from torch import nn
 from torch.func import functional_call
 
@@ -224,16 +225,7 @@ def test_gradients_against_finite_differences(name):
         return F.cross_entropy(crown_differences(recorded(Bound(), images, 0.03), labels), labels)
 
     values = [images, *(p.detach().clone() for p in model.parameters())]
-    directions = [torch.randn_like(value) for value in values]
-    tracked = [value.requires_grad_() for value in values]
-    gradients = torch.autograd.grad(loss(*tracked), tracked)
-    slope = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True))
-    with torch.no_grad():
-        ahead, behind = (
-            loss(*(v + step * d for v, d in zip(values, directions, strict=True)))
-            for step in (1e-7, -1e-7)
-        )
-    torch.testing.assert_close(slope, (ahead - behind) / 2e-7, rtol=1e-4, atol=1e-6)
+    assert_slope(loss, values)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

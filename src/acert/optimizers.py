@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -176,25 +175,26 @@ class _MuonWithAdam(torch.optim.Adam):
             parameter.addcmul_(update.reshape(parameter.shape), length, value=-1)
 
 
-def _all_orthogonalized(matrices: list[Tensor]) -> Iterable[Tensor]:
+def _all_orthogonalized(matrices: list[Tensor]) -> list[Tensor]:
     """Each of the matrices, none higher than wide, orthogonalised; small ones in one batch."""
+    found = matrices.copy()
     order = sorted(range(len(matrices)), key=lambda i: _kind(matrices[i]))
-    found: dict[int, Tensor] = {}
     for _, chosen in groupby(order, key=lambda i: _kind(matrices[i])):
         members = list(chosen)
-        height = max(matrices[i].shape[0] for i in members)
-        width = max(matrices[i].shape[1] for i in members)
-        # Rows and columns of zeros stay zero.
-        padded = [
-            pad(matrices[i], (0, width - matrices[i].shape[1], 0, height - matrices[i].shape[0]))
-            if len(members) > 1
-            else matrices[i]
-            for i in members
-        ]
-        batch = torch.stack(padded) if len(members) > 1 else padded[0][None]
+        batch = _stacked([matrices[i] for i in members])
         for i, result in zip(members, orthogonalized(batch), strict=True):
             found[i] = result[: matrices[i].shape[0], : matrices[i].shape[1]]
-    return [found[i] for i in range(len(matrices))]
+    return found
+
+
+def _stacked(matrices: list[Tensor]) -> Tensor:
+    """One batch of them, padded: rows and columns of zeros stay zero."""
+    if len(matrices) == 1:  # a large one is not copied
+        return matrices[0][None]
+    height, width = (max(matrix.shape[axis] for matrix in matrices) for axis in (0, 1))
+    return torch.stack(
+        [pad(each, (0, width - each.shape[1], 0, height - each.shape[0])) for each in matrices]
+    )
 
 
 def _kind(matrix: Tensor) -> tuple[int, ...]:

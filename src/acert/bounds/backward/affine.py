@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,19 +77,10 @@ def convolution(
     for axis, before in enumerate(_padding_before(padding, kernel, dilation)):
         room = input.shape[2 + axis] - full.shape[2 + axis]
         sides = [-before, room + before, *sides]
-    step.bound.send(input, F.pad(full, sides).reshape(*step.A.shape[:2], *input.shape[1:]))
-    if bias is not None:
-        step.bound.shift(step.A, bias.reshape(-1, *[1] * len(kernel)))
-    step.bound.allow(
-        step.A,
-        lambda: forward(
-            input.magnitude, weight.abs(), None if bias is None else bias.abs(),
-            stride, padding, dilation, groups,
-        ),
-        network=weight.shape[1] * kernel.numel(),
-        own=weight.shape[0] // groups * kernel.numel(),
-        factor=weight.abs().amax(),
-        reach=lambda: input.magnitude,
+    _send_kernel(
+        step, input, weight, bias, F.pad(full, sides),
+        lambda x, w, b: forward(x, w, b, stride, padding, dilation, groups),
+        network=weight.shape[1], own=weight.shape[0] // groups,
     )  # fmt: skip
 
 
@@ -114,20 +106,40 @@ def _transposed_convolution(
     sides: list[int] = []
     for axis in range(2, input.ndim):
         sides = [0, input.shape[axis] - full.shape[axis], *sides]
-    step.bound.send(input, F.pad(full, sides).reshape(*step.A.shape[:2], *input.shape[1:]))
+    _send_kernel(
+        step, input, weight, bias, F.pad(full, sides),
+        lambda x, w, b: transposed(x, w, b, stride, padding, output_padding, groups, dilation),
+        network=weight.shape[0] // groups, own=weight.shape[1],
+    )  # fmt: skip
+
+
+def _send_kernel(
+    step: Step,
+    input: Interval,
+    weight: Tensor,
+    bias: Tensor | None,
+    coefficients: Tensor,
+    function: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    *,
+    network: int,
+    own: int,
+) -> None:
+    """Hands on the coefficients that a kernel leaves, with its bias and its rounding.
+
+    `network` and `own` count the channels that a network's sums and ours go over.
+    """
+    kernel = weight.shape[2:]
+    step.bound.send(input, coefficients.reshape(*step.A.shape[:2], *input.shape[1:]))
     if bias is not None:
         step.bound.shift(step.A, bias.reshape(-1, *[1] * len(kernel)))
     step.bound.allow(
         step.A,
-        lambda: transposed(
-            input.magnitude, weight.abs(), None if bias is None else bias.abs(),
-            stride, padding, output_padding, groups, dilation,
-        ),
-        network=weight.shape[0] // groups * kernel.numel(),
-        own=weight.shape[1] * kernel.numel(),
+        lambda: function(input.magnitude, weight.abs(), None if bias is None else bias.abs()),
+        network=network * kernel.numel(),
+        own=own * kernel.numel(),
         factor=weight.abs().amax(),
         reach=lambda: input.magnitude,
-    )  # fmt: skip
+    )
 
 
 def _padding_before(padding: Any, kernel: torch.Size, dilation: Any) -> list[int]:
