@@ -1,4 +1,4 @@
-"""CROWN: linear bounds walked back from the output, with IBP's intervals at every ReLU.
+"""CROWN: linear bounds walked back from the output, with IBP's intervals at every activation.
 
 A bound pass that records (`BoundPass(record=True)`) leaves an output that knows the calls it
 came from; `backward/` has the rule for each of them.

@@ -160,6 +160,11 @@ class Step:
             factor=factor.abs().amax() if largest is None else largest,
         )  # fmt: skip
 
+    def add_constant(self, A: Tensor, value: Tensor) -> None:
+        """Replaces A . value; a network rounds the constant to its own precision."""
+        self.bound.shift(A, value)
+        self.bound.allow(A, lambda: value.abs().expand(len(A), *A.shape[2:]), network=16, own=2)
+
     def spread(self, input: Interval, A: Tensor) -> int:
         """Replaces A . x, x broadcast to the result; how many coefficients that adds up for one."""
         shape = (A.shape[0], *A.shape[2:])

@@ -17,12 +17,7 @@ def _add(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> Non
         if isinstance(operand, Interval):
             _times(step, operand, step.A.new_full((), factor))
         else:
-            _plus(step, _constant(step, operand) * factor)
-
-
-def _plus(step: Step, constant: Tensor) -> None:
-    step.bound.shift(step.A, constant)
-    step.bound.allow(step.A, lambda: constant.abs().expand(_shape(step)), network=16, own=2)
+            step.add_constant(step.A, _constant(step, operand) * factor)
 
 
 @backward(torch.sub)
@@ -62,8 +57,3 @@ def _times(step: Step, input: Interval, factor: Tensor) -> None:
 
 def _constant(step: Step, operand: Tensor | float) -> Tensor:
     return torch.as_tensor(operand, dtype=step.A.dtype, device=step.A.device)
-
-
-def _shape(step: Step) -> tuple[int, ...]:
-    """Shape of the operation's result."""
-    return (step.A.shape[0], *step.A.shape[2:])

@@ -136,13 +136,7 @@ def _join(step: Step, parts: list[Any], pieces: Sequence[Tensor]) -> None:
         if isinstance(part, Interval):
             step.bound.send(part, A.contiguous())
         else:
-            _constant(step, A, part.to(A))
-
-
-def _constant(step: Step, A: Tensor, value: Tensor) -> None:
-    """Replaces A . value; a network rounds the constant to its own precision."""
-    step.bound.shift(A, value)
-    step.bound.allow(A, lambda: value.abs().expand(len(A), *A.shape[2:]), network=16, own=2)
+            step.add_constant(A, part.to(A))
 
 
 @backward(torch.cat, torch.concat, torch.concatenate)
@@ -185,4 +179,4 @@ def _pad(
     step.bound.send(input, F.pad(step.A, [-size for size in pad]))
     if value:
         inside = torch.zeros_like(input.center[:1])
-        _constant(step, step.A, F.pad(inside, pad, value=value))
+        step.add_constant(step.A, F.pad(inside, pad, value=value))
