@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import acert
-from acert import records
+from acert import optimizers, records
 from acert.data import Augmentation, Split
 from acert.experiments.experiment import Experiment, Network, to_config
 from acert.methods import METHODS
@@ -95,6 +95,38 @@ def test_matrices_are_made_orthogonal_on_the_device_as_on_the_host():
     matrices = torch.randn((3, 64, 500), generator=torch.Generator().manual_seed(0))
     found = orthogonalized(matrices.cuda()).double().cpu()
     torch.testing.assert_close(found, orthogonalized(matrices.double()), rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("chosen", [Muon(), Adam(momentum=0.95, peak_momentum=0.85)])
+def test_kernels_do_what_passes_over_the_memory_do(chosen, monkeypatch):
+    def trained(fits):
+        monkeypatch.setattr(optimizers, "_kernels_fit", fits)
+        generator = torch.Generator("cuda").manual_seed(0)
+        shapes = [(16, 8, 3, 3), (5,), (32, 4096), (7, 3)]
+        ours = [
+            nn.Parameter(torch.randn(shape, generator=generator, device="cuda")) for shape in shapes
+        ]
+        ours[0].data = ours[0].data.contiguous(memory_format=torch.channels_last)
+        rate = torch.full((), 0.01, device="cuda")
+        optimizer = chosen.build(ours, rate=rate, capturable=True)
+        for step in range(6):
+            for group in optimizer.param_groups:
+                group["momentum"] = torch.full((), 0.95 - 0.02 * step, device="cuda")
+            for p in ours:
+                drawn = torch.randn(p.shape, generator=generator, device="cuda")
+                p.grad = torch.empty_like(p).copy_(drawn)
+            if step == 3:  # a step that must not be seen in anything
+                ours[2].grad[0, 0], ours[1].grad[0] = torch.inf, torch.nan
+            optimizer.grad_scale = None
+            optimizer.found_inf = torch.full((), float(step == 3), device="cuda")
+            optimizer.step()
+        state = [value for p in ours for value in optimizer.state[p].values()]
+        return [*(p.detach() for p in ours), *state]
+
+    real = optimizers._kernels_fit
+    for found, expected in zip(trained(real), trained(lambda *_: False), strict=True):
+        # Directions are rounded to bfloat16 at different places.
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-4)
 
 
 def test_a_run_can_be_repeated():

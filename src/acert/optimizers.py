@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import groupby
 from typing import Any
 
@@ -128,11 +130,13 @@ class _CycledAdam(torch.optim.Adam):
         for parameter in trained:
             if parameter not in self.state:
                 self.state[parameter] = _moments(parameter, group["capturable"])
-        keep = _keep(self, trained)
-        rate, momentum = group["lr"], group["momentum"]
+        keep, rate, momentum = _keep(self), group["lr"], group["momentum"]
+        if group["capturable"] and all(_kernels_fit(p, p.grad) for p in trained):
+            self._by_kernels(trained, keep, rate, momentum)
+            return
         shares = (1 - momentum / _BETAS[0]) * keep
         for parameter in trained:
-            self.state[parameter]["exp_avg"].lerp_(parameter.grad, shares)
+            self.state[parameter]["exp_avg"].lerp_(_numeric(parameter.grad, keep), shares)
         count = self.state[trained[0]]["step"] + 1
         if not isinstance(rate, Tensor):
             count = float(count)
@@ -140,6 +144,23 @@ class _CycledAdam(torch.optim.Adam):
         group["lr"] = rate * (1 - _BETAS[0] ** count) / (1 - momentum**count)
         super().step()
         group["lr"] = rate
+
+    def _by_kernels(
+        self, trained: list[nn.Parameter], keep: float | Tensor, rate: Tensor, momentum: Tensor
+    ) -> None:
+        from acert import kernels
+
+        states = [self.state[parameter] for parameter in trained]
+        torch._foreach_add_([state["step"] for state in states], keep)
+        count, beta = states[0]["step"].double(), momentum.double()
+        length, root = rate / (1 - beta**count), (1 - _BETAS[1] ** count).sqrt()
+        numbers = _numbers(keep, beta, length, root)
+        for p, state in zip(trained, states, strict=True):
+            assert p.grad is not None
+            kernels.adam_(
+                p, p.grad, state["exp_avg"], state["exp_avg_sq"], numbers,
+                beta2=_BETAS[1], epsilon=self.defaults["eps"],
+            )  # fmt: skip
 
 
 class _MuonWithAdam(torch.optim.Adam):
@@ -158,14 +179,13 @@ class _MuonWithAdam(torch.optim.Adam):
 
     def _move(self, group: dict[str, Any]) -> None:
         trained = [p for p in group["params"] if p.grad is not None]
-        keep, momentum = _keep(self, trained), group["momentum"]
+        keep, momentum = _keep(self), group["momentum"]
         updates = []
         for parameter in trained:
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
-            average = state["momentum"].lerp_(parameter.grad, (1 - momentum) * keep)
-            update = parameter.grad.lerp(average, momentum).flatten(1)
+            update = _direction(state["momentum"], parameter.grad, momentum, keep).flatten(1)
             updates.append(update if update.shape[0] <= update.shape[1] else update.mT)
         rate = group["lr"] * keep * group["scale"]
         for parameter, update in zip(trained, _all_orthogonalized(updates), strict=True):
@@ -213,15 +233,26 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     True
     """
     found = matrices.bfloat16() if matrices.is_cuda else matrices
-    gram = torch.bmm(found, found.mT).to(matrices.dtype)
+    exact = matrices.dtype if matrices.dtype != torch.bfloat16 else torch.float32
+    gram = _gram(found).to(exact)
     # No singular value is larger than the root of the sum of all squares.
     squares = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
     squares = squares.clamp_min(torch.finfo(squares.dtype).tiny)
     factor = _steps(gram / squares, 2) * squares.rsqrt()
     found = torch.bmm(factor.to(found.dtype), found)
     # From the wide matrix again, because each step multiplies the errors of a small one by 12.
-    gram = torch.bmm(found, found.mT).to(matrices.dtype)
+    gram = _gram(found).to(exact)
     return torch.bmm(_steps(gram, 3).to(found.dtype), found)
+
+
+def _gram(matrices: Tensor) -> Tensor:
+    """X X^T; of a wide X by pieces, since few rows alone keep few of a device's cores busy."""
+    count, height, width = matrices.shape
+    pieces = width // (4 * height)
+    if pieces < 2 or width % pieces:
+        return torch.bmm(matrices, matrices.mT)
+    parts = matrices.view(count, height, pieces, -1).transpose(1, 2).flatten(0, 1)
+    return torch.bmm(parts, parts.mT).view(count, pieces, height, height).sum(1)
 
 
 def _steps(gram: Tensor, count: int) -> Tensor:
@@ -238,15 +269,48 @@ def _steps(gram: Tensor, count: int) -> Tensor:
     return whole
 
 
-def _keep(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> Tensor | float:
-    """0 where a scaled gradient has overflowed, else 1; its gradients are 0 then, not NaN."""
+def _direction(
+    average: Tensor, gradient: Tensor, momentum: float | Tensor, keep: float | Tensor
+) -> Tensor:
+    """Moves the average towards the gradient; the gradient moved towards that one (Nesterov)."""
+    if isinstance(momentum, Tensor) and _kernels_fit(average, gradient):
+        from acert import kernels
+
+        return kernels.nesterov_(average, gradient, _numbers(keep, momentum))
+    gradient = _numeric(gradient, keep)
+    return gradient.lerp(average.lerp_(gradient, (1 - momentum) * keep), momentum)
+
+
+def _kernels_fit(*tensors: Tensor | None) -> bool:
+    """Whether Triton's kernels can be had for these: alike in memory, without gaps."""
+    first = tensors[0]
+    return (
+        first is not None
+        and first.is_cuda
+        and find_spec("triton") is not None
+        and _dense([first])
+        and all(
+            t is not None and t.dtype == torch.float32 and t.stride() == first.stride()
+            for t in tensors
+        )
+    )
+
+
+def _keep(optimizer: torch.optim.Optimizer) -> Tensor | float:
+    """0 where a scaled gradient has overflowed, else 1."""
     overflowed: Tensor | None = getattr(optimizer, "found_inf", None)
-    if overflowed is None:
-        return 1.0
-    for parameter in trained:
-        assert parameter.grad is not None
-        parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
-    return 1 - overflowed
+    return 1.0 if overflowed is None else 1 - overflowed
+
+
+def _numeric(gradient: Tensor, keep: float | Tensor) -> Tensor:
+    """The gradient, with 0 for NaN where it may have overflowed: 0 times NaN is not 0."""
+    return gradient.nan_to_num_(0.0, 0.0, 0.0) if isinstance(keep, Tensor) else gradient
+
+
+def _numbers(keep: float | Tensor, *others: Tensor) -> Tensor:
+    """All of them as one tensor on the device, for a kernel."""
+    first = keep if isinstance(keep, Tensor) else torch.ones_like(others[0])
+    return torch.stack([first.to(others[0].dtype), *others]).float()
 
 
 def _moments(parameter: Tensor, capturable: bool) -> dict[str, Tensor]:
@@ -259,7 +323,7 @@ def _moments(parameter: Tensor, capturable: bool) -> dict[str, Tensor]:
     }
 
 
-def _dense(parameters: list[nn.Parameter]) -> bool:
+def _dense(parameters: Sequence[Tensor]) -> bool:
     """Whether no parameter has gaps: the fused kernel walks through memory."""
     return all(torch.empty_like(p).stride() == p.stride() for p in parameters)
 
