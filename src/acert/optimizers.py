@@ -151,7 +151,10 @@ class _CycledAdam(torch.optim.Adam):
         from acert import kernels
 
         states = [self.state[parameter] for parameter in trained]
-        torch._foreach_add_([state["step"] for state in states], keep)
+        # One for each: of a single tensor its value would be asked for.
+        torch._foreach_add_(
+            [state["step"] for state in states], [_numbers(keep, momentum)[0]] * len(states)
+        )
         count, beta = states[0]["step"].double(), momentum.double()
         length, root = rate / (1 - beta**count), (1 - _BETAS[1] ** count).sqrt()
         numbers = _numbers(keep, beta, length, root)
