@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["adam_", "nesterov_"]
+__all__ = ["adam_", "nesterov_", "subtract_"]
 
 _BLOCK = 1024
 
@@ -50,6 +50,17 @@ def _nesterov(
     tl.store(out + at, g + momentum * (m - g), mask=inside)
 
 
+@triton.jit
+def _subtract(
+    weight, update, length, count, BLOCK: tl.constexpr
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    w = tl.load(weight + at, mask=inside)
+    u = tl.load(update + at, mask=inside).to(tl.float32)
+    tl.store(weight + at, w - tl.load(length) * u, mask=inside)
+
+
 def adam_(
     weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, numbers: Tensor, *,
     beta2: float, epsilon: float,
@@ -74,6 +85,12 @@ def nesterov_(average: Tensor, gradient: Tensor, numbers: Tensor) -> Tensor:
     count = average.numel()
     _nesterov[_grid(count)](average, gradient, out, numbers, count, BLOCK=_BLOCK)
     return out
+
+
+def subtract_(weight: Tensor, update: Tensor, length: Tensor) -> None:
+    """Takes `length` times the update from the weight, whatever the update's format."""
+    count = weight.numel()
+    _subtract[_grid(count)](weight, update, length, count, BLOCK=_BLOCK)
 
 
 def _grid(count: int) -> Any:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from itertools import groupby
 from typing import Any
@@ -172,42 +173,70 @@ class _MuonWithAdam(torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update; none where a scaled gradient has overflowed."""
+        matrices = [p for p in self.param_groups[1]["params"] if p.grad is not None]
+        # Sorted by kind, so that the small ones come first.
+        kinds = [list(alike) for _, alike in groupby(sorted(matrices, key=_kind), key=_kind)]
+
+        def small() -> None:
+            self._adam()
+            for alike in kinds:
+                if alike[0].numel() <= _SMALL:
+                    self._move(alike)
+
+        def large() -> None:
+            for alike in kinds:
+                if alike[0].numel() > _SMALL:
+                    self._move(alike)
+
+        _side_by_side(small, large, matrices)
+
+    def _adam(self) -> None:
         both = self.param_groups
-        self._move(both[1])
         self.param_groups = both[:1]
         try:
             super().step()
         finally:
             self.param_groups = both
 
-    def _move(self, group: dict[str, Any]) -> None:
-        trained = [p for p in group["params"] if p.grad is not None]
+    def _move(self, alike: list[nn.Parameter]) -> None:
+        """Moves matrices of one kind along their momentum, made orthogonal."""
+        group = self.param_groups[1]
         keep, momentum = _keep(self), group["momentum"]
         updates = []
-        for parameter in trained:
+        for parameter in alike:
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
+            assert parameter.grad is not None
             update = _direction(state["momentum"], parameter.grad, momentum, keep).flatten(1)
             updates.append(update if update.shape[0] <= update.shape[1] else update.mT)
         rate = group["lr"] * keep * group["scale"]
-        for parameter, update in zip(trained, _all_orthogonalized(updates), strict=True):
+        found = orthogonalized(_stacked(updates))
+        for parameter, update, moved in zip(alike, updates, found, strict=True):
+            moved = moved[: update.shape[0], : update.shape[1]]
             if parameter.shape[0] > parameter[0].numel():
-                update = update.mT
-            length = torch.as_tensor(rate * max(update.shape) ** 0.5, dtype=parameter.dtype)
-            parameter.addcmul_(update.reshape(parameter.shape), length, value=-1)
+                moved = moved.mT
+            length = rate * max(update.shape) ** 0.5
+            _subtract(parameter, moved.reshape(parameter.shape), length)
 
 
-def _all_orthogonalized(matrices: list[Tensor]) -> list[Tensor]:
-    """Each of the matrices, none higher than wide, orthogonalised; small ones in one batch."""
-    found = matrices.copy()
-    order = sorted(range(len(matrices)), key=lambda i: _kind(matrices[i]))
-    for _, chosen in groupby(order, key=lambda i: _kind(matrices[i])):
-        members = list(chosen)
-        batch = _stacked([matrices[i] for i in members])
-        for i, result in zip(members, orthogonalized(batch), strict=True):
-            found[i] = result[: matrices[i].shape[0], : matrices[i].shape[1]]
-    return found
+def _side_by_side(one: Callable[[], None], other: Callable[[], None], on: list[Tensor]) -> None:
+    """Both, at the same time on CUDA: kernels of small matrices leave most of a device idle."""
+    if not (on and on[0].is_cuda):
+        one()
+        other()
+        return
+    here, side = torch.cuda.current_stream(on[0].device), _side_stream(on[0].device)
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        one()
+    other()
+    here.wait_stream(side)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _stacked(matrices: list[Tensor]) -> Tensor:
@@ -221,8 +250,8 @@ def _stacked(matrices: list[Tensor]) -> Tensor:
 
 
 def _kind(matrix: Tensor) -> tuple[int, ...]:
-    """What matrices of one batch have in common."""
-    return (0, 0) if matrix.numel() <= _SMALL else tuple(matrix.shape)
+    """What matrices of one batch have in common; the least for small ones."""
+    return (0,) if matrix.numel() <= _SMALL else tuple(matrix.shape)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
@@ -297,6 +326,16 @@ def _kernels_fit(*tensors: Tensor | None) -> bool:
             for t in tensors
         )
     )
+
+
+def _subtract(weight: Tensor, update: Tensor, length: float | Tensor) -> None:
+    """Takes `length` times the update from the weight."""
+    if isinstance(length, Tensor) and _kernels_fit(weight) and update.stride() == weight.stride():
+        from acert import kernels
+
+        kernels.subtract_(weight, update, length)
+    else:
+        weight.addcmul_(update, torch.as_tensor(length, dtype=weight.dtype), value=-1)
 
 
 def _keep(optimizer: torch.optim.Optimizer) -> Tensor | float:
