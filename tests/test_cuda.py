@@ -172,6 +172,21 @@ def test_a_step_that_cannot_be_compiled_runs_eagerly_and_says_so(capsys):
     assert row["loss"] == pytest.approx(reference.run_epoch()["loss"], rel=1e-3)
 
 
+def test_an_optimizer_that_cannot_be_captured_runs_eagerly(capsys):
+    reference, trainer = (loop(precision="float16", captured=False), loop(precision="float16"))
+    step = trainer.optimizer.step
+
+    def uncaptured(*words, **named):
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("not here")
+        return step(*words, **named)
+
+    trainer.optimizer.step = uncaptured  # after the scaler has begun its part of the step
+    row = trainer.run_epoch()
+    assert "could not be compiled and runs eagerly" in capsys.readouterr().err
+    assert row["loss"] == pytest.approx(reference.run_epoch()["loss"], rel=1e-3)
+
+
 def test_a_state_goes_from_device_to_device():
     trainer = loop(precision="float16")
     trainer.run_epoch()
