@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
+from acert import optimizers
 from acert.errors import InvalidInput
 from acert.optimizers import Adam, Muon, orthogonalized
 from acert.schedules import Constant, OneCycle, StepDecay
@@ -164,6 +165,11 @@ def test_an_overflow_changes_nothing(chosen):
     for parameter in parameters:
         for key, value in optimizer.state[parameter].items():
             assert torch.equal(value, kept[id(parameter), key]), key
+
+
+def test_kernels_that_cannot_be_built_are_done_without():
+    optimizers._kernels_run.cache_clear()
+    assert not optimizers._kernels_run(torch.device("cpu"))  # Triton has none for it
 
 
 def test_parameters_without_a_gradient_stay():

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from itertools import groupby
 from typing import Any
 
@@ -319,13 +318,26 @@ def _kernels_fit(*tensors: Tensor | None) -> bool:
     return (
         first is not None
         and first.is_cuda
-        and find_spec("triton") is not None
+        and _kernels_run(first.device)
         and _dense([first])
         and all(
             t is not None and t.dtype == torch.float32 and t.stride() == first.stride()
             for t in tensors
         )
     )
+
+
+@cache
+def _kernels_run(device: torch.device) -> bool:
+    """Whether Triton is there and builds kernels: it wants a C compiler."""
+    try:
+        from acert import kernels
+
+        zeros = torch.zeros(16, device=device)
+        kernels.subtract_(zeros, zeros, zeros[0])
+    except Exception:  # Whatever is amiss, there is another way.
+        return False
+    return True
 
 
 def _subtract(weight: Tensor, update: Tensor, length: float | Tensor) -> None:
