@@ -19,8 +19,11 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +39,7 @@ from benchmarks.products import Products  # noqa: E402
 
 from acert import models  # noqa: E402
 from acert.data import Split  # noqa: E402
-from acert.experiments.recipes import recipe  # noqa: E402
+from acert.experiments.recipes import in_range, recipe  # noqa: E402
 from acert.methods import METHODS, Acert  # noqa: E402
 from acert.precision import PRECISIONS  # noqa: E402
 from acert.processes import ALONE, Processes  # noqa: E402
@@ -185,6 +188,9 @@ def rows(options: argparse.Namespace, peaks: dict[str, float]) -> Iterator[dict[
     beside = peer.available(options.peer)
     for precision in options.precisions:
         for method in options.methods:
+            if precision != usable(method, precision, options.shape):
+                print(f"{method}, {precision}: left out, it leaves the range of float16")
+                continue
             for regularized in (False, True) if METHODS[method]().uses_bounds else (False,):
                 case = Case(
                     method=method, precision=precision, regularized=regularized,
@@ -201,6 +207,29 @@ def rows(options: argparse.Namespace, peaks: dict[str, float]) -> Iterator[dict[
                 row |= {"regularized": False, **peer_row(case, device, repeats=options.repeats)}
                 yield row
             release(device)
+
+
+def usable(method: str, precision: str, shape: str) -> str:
+    """The format itself, or the one that this method has to be trained in instead of it."""
+    return in_range(recipe(shape, method, precision=precision)).settings.precision
+
+
+def compile_ahead(options: argparse.Namespace) -> None:
+    """Every method and format in a process of its own, `--jobs` at once; the cache keeps it."""
+    cases = [(method, precision) for precision in options.precisions for method in options.methods]
+
+    def compiled(case: tuple[str, str], scratch: str) -> None:
+        method, precision = case
+        words = [
+            sys.executable, __file__, "--device", options.device, "--shape", options.shape,
+            "--width", options.width, "--batch-size", options.batch_size, "--steps", options.steps,
+            "--methods", method, "--precisions", precision, "--epoch", 1, "--repeats", 1,
+            "--peer", "off", "--out", Path(scratch, f"{method}-{precision}.json"),
+        ]  # fmt: skip
+        subprocess.run([str(word) for word in words], stdout=subprocess.DEVNULL, check=True)
+
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(compiled, cases, [scratch] * len(cases)))
 
 
 def release(device: torch.device) -> None:
@@ -289,6 +318,8 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     add("--steps", default=2, type=int, help="ACERT's root steps")
     add("--epoch", type=int, help="steps timed together; default: 100 on CUDA, 2 on a CPU")
     add("--repeats", default=9, type=int)
+    add("--jobs", default=1, type=int,
+        help="with more than 1, that many processes compile the steps beforehand")  # fmt: skip
     add("--peer", default="auto", help="auto, off, or the folder that holds auto_LiRPA")
     add("--cpu-targets", action="store_true", help="the eager step against bare products")
     add("--threads", default=2, type=int, help="of --cpu-targets")
@@ -331,6 +362,8 @@ def main(words: list[str] | None = None) -> None:
             torch.set_num_threads(before)
         print(target_table(record["targets"]))
     else:
+        if options.jobs > 1:
+            compile_ahead(options)
         peaks: dict[str, float] = {}
         found = []
         for row in rows(options, peaks):

@@ -119,6 +119,17 @@ def test_step_measures_every_method(tmp_path, capsys):
     assert printed.count("acert-fast") == 4  # two rows as they come, two in the table
 
 
+def test_step_compiles_beforehand_and_leaves_out_what_leaves_the_range(tmp_path, capsys):
+    out = tmp_path / "step.json"
+    step.main([
+        "--device", "cpu", "--width", "1", "--batch-size", "4", "--epoch", "1", "--repeats", "1",
+        "--peer", "off", "--methods", "crown-ibp,standard", "--precisions", "float16",
+        "--jobs", "2", "--out", str(out),
+    ])  # fmt: skip
+    assert [row["method"] for row in written(out)["rows"]] == ["standard"]
+    assert "crown-ibp, float16: left out" in capsys.readouterr().out
+
+
 def test_step_refuses_unknown_names(tmp_path, capsys):
     with pytest.raises(SystemExit):
         step.main(["--methods", "magic", "--out", str(tmp_path / "x.json")])
