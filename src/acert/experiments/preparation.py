@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from acert import models, records
+from acert import data, models, records
 from acert.arithmetic import ieee_arithmetic
 from acert.bounds import clean_pass, worst_case_logits
 from acert.bounds.checks import check_unwrapped
@@ -32,6 +33,7 @@ from acert.experiments.experiment import (
     build_model,
     build_own,
     from_config,
+    read_experiment,
     to_config,
 )
 from acert.methods import CrownIBP
@@ -49,6 +51,7 @@ __all__ = [
     "data_facts",
     "dataset_like",
     "network_to_train",
+    "opened_test_set",
     "own_surroundings",
     "pair_of_arrays",
     "refuse_other",
@@ -179,6 +182,20 @@ def refuse_other(folder: Path, name: str, value: Any) -> None:
     found = records.first_difference({name: kept}, {name: value})
     if found is not None:
         raise RunError(f"the run in {folder} cannot be resumed with another config: {found}")
+
+
+def opened_test_set(folder: Path, *, data_dir: str | PathLike[str] | None = None) -> Split:
+    """The test set of a run; refused where domain or classes are others than it was trained on."""
+    experiment, place = read_experiment(folder), data_dir or records.place_of_data(folder)
+    here = data.facts(experiment.dataset, data_dir=place)
+    classes = tuple(records.read_config(folder).get("data", {}).get("classes", ()))
+    for name, own, found in (
+        ("domain", experiment.settings.domain, here.domain),
+        ("classes", classes, classes if here.classes is None else here.classes),
+    ):
+        if found != own:
+            raise InvalidInput(f"the test set must have the {name} of the run, {own}; got {found}")
+    return data.load_test(experiment.dataset, data_dir=place)
 
 
 def check_savable(model: nn.Module) -> None:
