@@ -12,6 +12,7 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,8 @@ __all__ = [
 # Called with (input_shape, num_classes).
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 Arrays = tuple[Tensor | npt.ArrayLike, Tensor | npt.ArrayLike]
+# What factories have made for runs of this process: each is trained in place.
+_MADE: WeakSet[nn.Module] = WeakSet()
 # What a step draws comes from products of the seed that must fit into 64 bits.
 _SEEDS = 10_000_000
 _SAVED = frozenset(
@@ -129,6 +132,11 @@ def network_to_train(
         return model
     torch.manual_seed(seed)
     built = build_own(model, dataset.input_shape, dataset.num_classes)
+    if built in _MADE:
+        raise InvalidInput(
+            "`model` must make a new module at each call; got one that another run has trained"
+        )
+    _MADE.add(built)
     return models.ibp_init_(built) if network.initialization == "ibp" else built
 
 
