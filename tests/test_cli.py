@@ -255,7 +255,7 @@ def test_classes_of_the_test_set_are_those_of_the_run(call):
     bench = ["export", "run", "--plain", "--vnnlib", "bench", "--radius", "0.01"]
     for words in (["certify", "run", "--device", "cpu"], bench):
         message = refused(call(*words, "--data-dir", "there"))
-        assert "classes of the run, ('cat', 'dog', 'frog'); got ('dog', 'frog')" in message
+        assert "classes of the run, ['cat', 'dog', 'frog']; got ['dog', 'frog']" in message
     assert call("certify", "run", "--device", "cpu")[0] == 0
 
 

@@ -196,10 +196,11 @@ def opened_test_set(folder: Path, *, data_dir: str | PathLike[str] | None = None
     """The test set of a run; refused where domain or classes are others than it was trained on."""
     experiment, place = read_experiment(folder), data_dir or records.place_of_data(folder)
     here = data.facts(experiment.dataset, data_dir=place)
-    classes = tuple(records.read_config(folder).get("data", {}).get("classes", ()))
+    facts = records.read_config(folder).get("data")
+    classes = facts.get("classes") if isinstance(facts, Mapping) else None
     for name, own, found in (
         ("domain", experiment.settings.domain, here.domain),
-        ("classes", classes, classes if here.classes is None else here.classes),
+        ("classes", classes, classes if here.classes is None else list(here.classes)),
     ):
         if found != own:
             raise InvalidInput(f"the test set must have the {name} of the run, {own}; got {found}")
