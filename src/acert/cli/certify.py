@@ -72,8 +72,8 @@ def add(verbs: Any) -> Parser:
     add("--model", help="package.module:factory, or :model, of your own")
     add("--weights", type=Path, help="safetensors file, or .pt state dict, of your own model")
     add("--dataset", help="data set for your own model")
-    add("--out", type=Path, help="folder for the certificates, in place of those there "
-        "(default: the run's)")  # fmt: skip
+    add("--out", type=Path, help="folder for the certificates, in place of those there; "
+        "no other run's (default: the run's)")  # fmt: skip
     add("--attack", action="store_true", help="attack every sample by PGD: an upper bound beside "
         "the certified lower one, and exit status 1 if they contradict each other")  # fmt: skip
     add("--attack-steps", type=int, help="steps of one attack (default: 40)")
