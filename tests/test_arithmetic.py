@@ -2,6 +2,9 @@
 
 import ctypes
 import platform
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -37,6 +40,27 @@ def test_nothing_is_proven_where_subnormal_numbers_are_flushed():
                 radius(arithmetic)
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_nothing_is_proven_where_other_threads_flush_them():
+    code = """
+        import torch
+        from acert.arithmetic import check_float64
+
+        torch.set_num_threads(2)
+        flushes = torch.set_flush_denormal(True)
+        torch.rand(2**20).mul(2)  # starts the other thread, which goes on flushing
+        torch.set_flush_denormal(False)
+        kept = (torch.full((2**20,), 2.0**-149).double() == 0).any()
+        if not flushes or not kept:
+            raise SystemExit(77)
+        check_float64()
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("threads do not flush here, or not what was set before")
+    assert "set_flush_denormal` must be False for a proof" in done.stderr
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="modes are numbers of the processor")

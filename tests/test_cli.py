@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 import acert
@@ -228,6 +229,34 @@ def test_the_shipped_model_is_certified_into_a_folder_of_yours(call, tmp_path):
     assert status == 0
     assert records.read_certificates(tmp_path / "runs" / "digits-acert")
     assert not (zoo.run_folder("digits-acert") / records.CERTIFICATES).exists()
+
+
+def test_certificates_do_not_go_into_the_folder_of_another_run(call, run_folder):
+    shutil.copytree(run_folder, "other")
+    own = ["--model", "acert.models:cnn7", "--weights", run_folder / records.WEIGHTS]
+    own += ["--dataset", "digits", "--max-radius", "0.1"]
+    for words in ([run_folder], ["digits-acert"], own):
+        message = refused(call("certify", *words, "--out", "other", "--device", "cpu"))
+        assert message == "acert: `--out` must not be the folder of another run; got other\n"
+    assert not (Path("other") / records.CERTIFICATES).exists()
+
+
+def test_classes_of_the_test_set_are_those_of_the_run(call):
+    def images(root: str, *classes: str) -> None:
+        for folder in (Path(root, part, name) for part in ("train", "test") for name in classes):
+            folder.mkdir(parents=True)
+            for number in range(5):
+                Image.new("L", (4, 4), number).save(folder / f"{number}.png")
+
+    images("here", "cat", "dog", "frog")
+    images("there", "dog", "frog")  # whose labels 0 and 1 are cat and dog to the run
+    words = ["--dataset", "folder", "--data-dir", "here", "--model", "mlp", "--epochs", "1"]
+    assert call("train", *words, "--batch-size", "4", "--out", "run", "--device", "cpu")[0] == 0
+    bench = ["export", "run", "--plain", "--vnnlib", "bench", "--radius", "0.01"]
+    for words in (["certify", "run", "--device", "cpu"], bench):
+        message = refused(call(*words, "--data-dir", "there"))
+        assert "classes of the run, ['cat', 'dog', 'frog']; got ['dog', 'frog']" in message
+    assert call("certify", "run", "--device", "cpu")[0] == 0
 
 
 def test_progress_is_shown_on_a_terminal(run_folder, capsys, monkeypatch):

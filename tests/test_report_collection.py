@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from tests.made_runs import make_run
 
+import acert
 from acert import metrics, records
 from acert.errors import InvalidInput, RunError
+from acert.experiments.experiment import to_config
 from acert.report import collect, group_runs, read_run, read_runs, series_of, smallest_kappa
 
 
@@ -423,6 +425,16 @@ def test_a_whole_number_is_one_setting_however_it_is_written(tmp_path):
     (group,) = collect([tmp_path]).groups
     assert group.n == 2
     assert group.label == "ACERT, \u03ba 0"
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_a_run_from_before_optimizers_were_a_setting_is_one_of_adam(tmp_path, arrays):
+    adam = {"optimizer": to_config(acert.Adam())}
+    make_run(tmp_path / "older", seed=0, arrays=arrays)
+    make_run(tmp_path / "newer", seed=1, arrays=arrays, settings=adam)
+    make_run(tmp_path / "again", seed=1, arrays=arrays)
+    (group,) = collect([tmp_path]).groups
+    assert [run.seed for run in group.runs] == [0, 1]
 
 
 def test_a_track_needs_a_common_epoch(tmp_path):

@@ -1,9 +1,11 @@
 """Whole runs: what a folder holds, how a run is stopped and resumed, and what is refused."""
 
 import contextlib
+import copy
 import errno
 import io
 import json
+import math
 import os
 import random
 import shutil
@@ -451,6 +453,21 @@ def test_a_state_that_does_not_fit_the_model_is_refused(tmp_path):
     wider = build_model(Network(name="small_cnn", width=3), data.load("digits"), seed=0)
     with pytest.raises(RunError, match=r"does not fit the model: .*size mismatch"):
         resume_run(folder, progress=False, model=wider)
+
+
+def test_a_config_that_was_edited_meanwhile_is_refused(reference, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train_run(experiment(clip_norm=math.inf), out=folder, progress=at(2, interrupt))
+    config = records.read_config(folder)
+    edited = copy.deepcopy(config)
+    edited["experiment"]["settings"]["method"]["kappa"] = 0.5
+    records.write_config(folder, edited)
+    with pytest.raises(RunError, match=r"was changed: .*method.kappa` is 0.0 there and 0.5 here"):
+        resume_run(folder, progress=False)
+    records.write_config(folder, config)
+    resume_run(folder, progress=False)
+    assert weights(folder)
 
 
 # -- when the state is saved --------------------------------------------------------------

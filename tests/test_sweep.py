@@ -468,6 +468,26 @@ def test_missing_data_and_folders_are_told_before_anything_is_started(call, monk
     assert not Path("out").exists()
 
 
+def test_no_run_goes_on_from_the_weights_of_another(call):
+    Path("shared.py").write_text(
+        textwrap.dedent("""
+        from acert import models
+
+        module = models.mlp(64, [4], 10)
+
+        def same(shape, classes):
+            return module
+        """)
+    )
+    words = ["--seeds", "0,1", "--epochs", "1", "--jobs", "1", "--device", "cpu", "--out", "out"]
+    message = refused(call("--model", "shared:module", *words))
+    assert "must be a function that makes a new module for each run" in message
+    status, out, err = call("--model", "shared:same", *words)
+    assert status == 1
+    assert "failed: acert-k0-s1: `model` must make a new module at each call" in err
+    assert out.splitlines()[1].split()[2] == "1"
+
+
 def test_a_failed_run_is_told_and_the_others_finish(call):
     Path("brittle.py").write_text(
         textwrap.dedent("""

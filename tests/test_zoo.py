@@ -182,6 +182,18 @@ def test_weights_that_do_not_fit_are_refused(own_run, tmp_path):
     assert not model.weight.any()
 
 
+def test_weights_that_would_be_rounded_are_refused(tmp_path):
+    model = nn.Linear(2, 2)
+    third = {"weight": torch.full((2, 2), 1 / 3, dtype=torch.float64), "bias": torch.zeros(2)}
+    message = r"weight holds numbers of torch\.float64 that torch\.float32 would round"
+    with pytest.raises(RunError, match=message):
+        zoo.load_weights(model, third, source=tmp_path)
+    for dtype in (torch.float64, torch.bfloat16, torch.int32):  # what float32 holds is taken
+        ones = {"weight": torch.ones(2, 2, dtype=dtype), "bias": torch.zeros(2, dtype=dtype)}
+        zoo.load_weights(model, ones, source=tmp_path)
+        assert torch.equal(model.weight, torch.ones(2, 2))
+
+
 def test_a_damaged_config_is_named(tmp_path, run):
     (tmp_path / "config.json").write_text('{"schema": 1}')
     with pytest.raises(RunError, match=r"config\.json is damaged: it names no experiment"):

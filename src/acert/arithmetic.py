@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -22,17 +21,25 @@ ARITHMETICS: dict[str, Rounding | None] = {**ROUNDINGS, "nearest": None}
 # than that of the secant which comes next.
 QUICK_ERROR = 1e-3
 
+_SHARE = 2**15  # elements that PyTorch gives to one thread before it asks the next
+
 
 def check_float64() -> None:
-    """Refuses to prove anything where float64 itself was changed for this thread.
+    """Refuses to prove anything where float64 itself was changed, in any of PyTorch's threads.
 
     Float32 weights below 1e-38 would become 0 on their way to float64, and directed rounding errs
     twice as much as our bounds allow for.
     """
-    if sys.float_info.min / 2 == 0:
-        raise InvalidInput("`torch.set_flush_denormal` must be False for a proof; got True")
-    half = OWN_UNIT / 2
-    if 1 + half != 1 or 1 - half / 2 != 1:
+    # Enough numbers for a share in every thread. Each keeps the modes of the one that started it.
+    many = _SHARE * (torch.get_num_threads() - 1) + 1
+    least = torch.full((many,), 2.0**-149, dtype=torch.float32, device="cpu")
+    if not bool(least.double().all()):
+        raise InvalidInput(
+            "`torch.set_flush_denormal` must be False for a proof, and must have been when "
+            "PyTorch's threads were started; got True"
+        )
+    half, one = OWN_UNIT / 2, torch.ones(many, dtype=torch.float64, device="cpu")
+    if not bool((one + half == 1).all()) or not bool((one - half / 2 == 1).all()):
         raise InvalidInput("float64 must be rounded to nearest for a proof; got directed rounding")
 
 

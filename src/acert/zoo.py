@@ -80,9 +80,18 @@ def run_experiment(source: str | PathLike[str]) -> Experiment:
 
 
 def load_weights(model: nn.Module, arrays: dict[str, Any], *, source: Path) -> None:
-    """Fills the model with arrays by name; refused if a name or a shape does not fit."""
+    """Fills the model with arrays by name; refused if a name, a shape or a number does not fit."""
     _check_fit(model, arrays, source)
-    model.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
+    tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
+    for name, held in model.state_dict().items():
+        given = tensors[name]
+        # What is certified would be another network.
+        if given.dtype != held.dtype and not torch.equal(given.to(held.dtype).to(given), given):
+            raise RunError(
+                f"{source} does not fit the model: {name} holds numbers of {given.dtype} that "
+                f"{held.dtype} would round"
+            )
+    model.load_state_dict(tensors)
 
 
 def _check_fit(model: nn.Module, arrays: dict[str, Any], source: Path) -> None:

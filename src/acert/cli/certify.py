@@ -29,6 +29,7 @@ from acert.data import Split
 from acert.errors import InvalidInput
 from acert.evaluation import Certificates, certify
 from acert.experiments.experiment import build_own
+from acert.experiments.preparation import opened_test_set
 from acert.experiments.run import record_certification
 from acert.processes import join, local_device
 from acert.state_dict import read_state_dict
@@ -71,8 +72,8 @@ def add(verbs: Any) -> Parser:
     add("--model", help="package.module:factory, or :model, of your own")
     add("--weights", type=Path, help="safetensors file, or .pt state dict, of your own model")
     add("--dataset", help="data set for your own model")
-    add("--out", type=Path, help="folder for the certificates, in place of those there "
-        "(default: the run's)")  # fmt: skip
+    add("--out", type=Path, help="folder for the certificates, in place of those there; "
+        "no other run's (default: the run's)")  # fmt: skip
     add("--attack", action="store_true", help="attack every sample by PGD: an upper bound beside "
         "the certified lower one, and exit status 1 if they contradict each other")  # fmt: skip
     add("--attack-steps", type=int, help="steps of one attack (default: 40)")
@@ -98,17 +99,12 @@ def _certify(options: argparse.Namespace) -> int:
                 f"the run in {folder} needs its own model again: --model {experiment.network.name}"
             )
         model = load_model(folder, device=device, model=factory)
-        data_dir = options.data_dir or records.place_of_data(folder)
-        found = data.facts(name, data_dir=data_dir).domain
-        if found != settings.domain:
-            raise InvalidInput(
-                f"the test set must have the domain of the run, {settings.domain}; got {found}"
-            )
-        split = data.load_test(name, data_dir=data_dir)
+        split = opened_test_set(folder, data_dir=options.data_dir)
         max_radius = settings.max_radius if options.max_radius is None else options.max_radius
         domain, elide = settings.domain, settings.elide
         shipped = folder != Path(options.run)
         out = options.out or (Path("runs", folder.name) if shipped else folder)
+        _refuse_run(out, unless=folder)
     else:
         absent = [f"--{flag}" for flag, value in own.items() if value is None]
         absent += ["--max-radius"] if options.max_radius is None else []
@@ -118,6 +114,7 @@ def _certify(options: argparse.Namespace) -> int:
                 f"give a run folder, or a model of your own, which needs {', '.join(absent)} too"
             )
         name, max_radius, elide, out = options.dataset, options.max_radius, True, options.out
+        _refuse_run(out)
         known = data.facts(name, data_dir=options.data_dir)
         split, domain = data.load_test(name, data_dir=options.data_dir), known.domain
         model = with_weights(options, split, known.num_classes).to(device)
@@ -175,6 +172,13 @@ def _certify(options: argparse.Namespace) -> int:
     status = _report(check)
     print(f"wrote {written} to {out}")
     return status
+
+
+def _refuse_run(out: Path, *, unless: Path | None = None) -> None:
+    """Refuses the folder of another run, whose figures these certificates would be taken for."""
+    same = unless is not None and out.resolve() == unless.resolve()
+    if (out / records.CONFIG).is_file() and not same:
+        raise InvalidInput(f"`--out` must not be the folder of another run; got {out}")
 
 
 def _show(certificates: Certificates, name: str, radii: Sequence[float] | None) -> None:

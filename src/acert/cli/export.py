@@ -17,6 +17,7 @@ from acert.cli.flags import Parser, add_verb, as_number, own_model
 from acert.data import Split
 from acert.deploy import CertifiedClassifier, write_benchmark, write_certified, write_plain
 from acert.errors import InvalidInput, RunError
+from acert.experiments.preparation import opened_test_set
 from acert.zoo import load_model, run_experiment, run_folder
 
 __all__ = ["add"]
@@ -67,7 +68,6 @@ class _Subject:
     domain: tuple[float, float]
     max_radius: float
     elide: bool
-    data_dir: Path | str | None
     record: dict[str, Any]
 
     def examples(self) -> Tensor:
@@ -107,7 +107,10 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _benchmark(subject: _Subject, options: argparse.Namespace) -> None:
-    split = data.load_test(subject.dataset, data_dir=subject.data_dir)
+    if options.run is None:
+        split = data.load_test(subject.dataset, data_dir=options.data_dir)
+    else:
+        split = opened_test_set(run_folder(options.run), data_dir=options.data_dir)
     start, end = options.images or (0, len(split))
     if end > len(split):
         raise InvalidInput(
@@ -144,7 +147,6 @@ def _from_run(options: argparse.Namespace) -> _Subject:
         shape=_input_shape(folder, config), domain=settings.domain,
         max_radius=settings.max_radius if options.max_radius is None else options.max_radius,
         elide=settings.elide,
-        data_dir=options.data_dir or records.place_of_data(folder),
         # Not the command, which may name folders of the machine it ran on.
         record={"experiment": config["experiment"]}
         | {key: environment[key] for key in ("commit", "acert", "torch") if key in environment},
@@ -174,7 +176,7 @@ def _own(options: argparse.Namespace) -> _Subject:
         model=model,
         name=options.weights.stem, dataset=options.dataset,
         shape=tuple(split.images.shape[1:]), domain=known.domain,
-        max_radius=options.max_radius, elide=True, data_dir=options.data_dir,
+        max_radius=options.max_radius, elide=True,
         record={"model": options.model},
     )  # fmt: skip
 

@@ -19,10 +19,9 @@ from acert.cli.flags import (
     as_list,
     as_number,
     chosen_device,
-    own_model,
 )
 from acert.errors import InvalidInput
-from acert.experiments.choice import SCHEDULES
+from acert.experiments.choice import SCHEDULES, own_factory
 from acert.experiments.sweeps.board import Board, Outcome, board
 from acert.experiments.sweeps.engine import Engine, LocalEngine
 from acert.experiments.sweeps.plan import Plan, PlannedRun, make_plan
@@ -84,7 +83,7 @@ def add(verbs: Any) -> Parser:
 
 def _sweep(options: argparse.Namespace) -> int:
     if options.model is not None and ":" in options.model:
-        own_model(options.model)
+        own_factory(options.model)
     if options.jobs is not None and options.jobs < 1:
         raise InvalidInput(f"`--jobs` must be at least 1; got {options.jobs}")
     plan, screen = _plan(options), board()

@@ -97,7 +97,7 @@ def facts(name: str, *, data_dir: str | PathLike[str] | None = None) -> Facts:
     """Number of classes and domain of a data set; neither its training nor its test images.
 
     >>> facts("cifar10")
-    Facts(num_classes=10, domain=(0.0, 1.0))
+    Facts(num_classes=10, domain=(0.0, 1.0), classes=None)
     """
     found = _source(name).facts
     return found if isinstance(found, Facts) else found(data_root(data_dir))

@@ -84,10 +84,12 @@ class Facts:
     """What is known of a data set without its training images.
 
     `num_classes` is None where the files do not say it: the labels of a test set alone do not.
+    `classes` are their names where labels follow from these, as they do in folders of images.
     """
 
     num_classes: int | None
     domain: tuple[float, float] = _DOMAIN
+    classes: tuple[str, ...] | None = None
 
 
 def to_float(images: torch.Tensor) -> torch.Tensor:

@@ -44,8 +44,9 @@ def read_test(root: Path) -> Split:
 
 
 def read_facts(root: Path) -> Facts:
-    """As many classes as `train` has folders."""
-    return Facts(num_classes=len(_classes(root)))
+    """The classes, as many as `train` has folders."""
+    classes = _classes(root)
+    return Facts(num_classes=len(classes), classes=classes)
 
 
 def _classes(root: Path) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from acert.errors import InvalidInput
 from acert.experiments.experiment import Experiment, Network
 from acert.experiments.override import nearest, override
@@ -15,7 +17,7 @@ from acert.experiments.recipes import in_range, recipe, with_epochs
 from acert.methods import Acert
 from acert.schedules import FullRadius
 
-__all__ = ["SCHEDULES", "chosen_experiment", "own_model"]
+__all__ = ["SCHEDULES", "chosen_experiment", "own_factory", "own_model"]
 
 # Of the radius cap (Table 2): the recipe's warm-up, or the full radius from the first step on.
 SCHEDULES = ("smooth", "none")
@@ -75,6 +77,20 @@ def chosen_experiment(
     if "precision" not in named:
         experiment = in_range(experiment)
     return replace(experiment, train_on_all=True) if train_on_all else experiment
+
+
+def own_factory(name: str) -> Any:
+    """What `package.module:factory` names; refused if it is a module.
+
+    That would be trained in place: every run of a process would go on from the one before.
+    """
+    found = own_model(name)
+    if isinstance(found, nn.Module):
+        raise InvalidInput(
+            f"`--model` {name} must be a function that makes a new module for each run of a sweep; "
+            "got a module"
+        )
+    return found
 
 
 def own_model(name: str) -> Any:

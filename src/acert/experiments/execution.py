@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -24,6 +25,7 @@ from acert.experiments.progress import Progress
 from acert.processes import is_loss_of_a_process
 from acert.records import Row
 from acert.training import Trainer
+from acert.untrusted import parsed_json
 
 __all__ = [
     "SAVE_EVERY",
@@ -59,6 +61,7 @@ class Execution:
         self.folder = folder
         self.save_every = save_every
         self.listeners = listeners
+        self.config: dict[str, Any] = {}
         self.rows: list[Row] = []
         self.processes = trainer.processes
         # The row of an epoch that is trained but not validated yet.
@@ -78,6 +81,7 @@ class Execution:
     def start(self, *, resume: bool, command: Sequence[str] | None) -> None:
         """Goes to the last state, or saves the first one; tells the listeners where it stands."""
         if self.folder is not None:
+            self.config = records.read_config(self.folder)
             state = records.read_state(self.folder) if resume else None
             if state is not None:
                 self._restore(state)
@@ -222,7 +226,13 @@ class Execution:
         folder = self.folder
         assert folder is not None
         tensors, numbers = self.trainer.state()
-        facts = numbers | {"rows": len(self.rows), "elapsed": self.seconds, "pending": self.pending}
+        facts = numbers | {
+            "rows": len(self.rows),
+            "elapsed": self.seconds,
+            "pending": self.pending,
+            # As text: facts of a state have no infinity, which a config may.
+            "config": json.dumps(self.config),
+        }
         # Before the copy: never more than one of them in memory.
         self.writer.wait()
         copies = self._copies(tensors)
@@ -252,6 +262,7 @@ class Execution:
         assert self.folder is not None
         tensors, facts = to_tensors(state.arrays), state.facts
         self._check(facts)
+        self._refuse_changed(facts.get("config"))
         fitted(self.folder, lambda: self.trainer.restore(tensors, facts))
         rows = records.read_metrics(self.folder)
         if len(rows) < facts["rows"]:
@@ -284,6 +295,18 @@ class Execution:
                     f"the state in {self.folder} is damaged: `{name}` cannot be "
                     f"{facts.get(name, 'missing')!r} in a run of {steps} steps"
                 )
+
+    def _refuse_changed(self, kept: object) -> None:
+        """Refuses a config that was edited since the state was saved; older states do not tell."""
+        if not isinstance(kept, str):
+            return
+        try:
+            there = parsed_json(kept)
+        except ValueError:  # damaged, so another one in any case
+            there = kept
+        found = records.first_difference(there, self.config)
+        if found is not None:
+            raise RunError(f"the config of the run in {self.folder} was changed: {found}")
 
     def finish(self, *, command: Sequence[str] | None) -> None:
         """Writes the weights, last of all, and what the run cost."""

@@ -9,8 +9,10 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from acert import models, records
+from acert import data, models, records
 from acert.arithmetic import ieee_arithmetic
 from acert.bounds import clean_pass, worst_case_logits
 from acert.bounds.checks import check_unwrapped
@@ -32,6 +34,7 @@ from acert.experiments.experiment import (
     build_model,
     build_own,
     from_config,
+    read_experiment,
     to_config,
 )
 from acert.methods import CrownIBP
@@ -49,6 +52,7 @@ __all__ = [
     "data_facts",
     "dataset_like",
     "network_to_train",
+    "opened_test_set",
     "own_surroundings",
     "pair_of_arrays",
     "refuse_other",
@@ -58,6 +62,8 @@ __all__ = [
 # Called with (input_shape, num_classes).
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 Arrays = tuple[Tensor | npt.ArrayLike, Tensor | npt.ArrayLike]
+# What factories have made for runs of this process: each is trained in place.
+_MADE: WeakSet[nn.Module] = WeakSet()
 # What a step draws comes from products of the seed that must fit into 64 bits.
 _SEEDS = 10_000_000
 _SAVED = frozenset(
@@ -126,6 +132,11 @@ def network_to_train(
         return model
     torch.manual_seed(seed)
     built = build_own(model, dataset.input_shape, dataset.num_classes)
+    if built in _MADE:
+        raise InvalidInput(
+            "`model` must make a new module at each call; got one that another run has trained"
+        )
+    _MADE.add(built)
     return models.ibp_init_(built) if network.initialization == "ibp" else built
 
 
@@ -179,6 +190,21 @@ def refuse_other(folder: Path, name: str, value: Any) -> None:
     found = records.first_difference({name: kept}, {name: value})
     if found is not None:
         raise RunError(f"the run in {folder} cannot be resumed with another config: {found}")
+
+
+def opened_test_set(folder: Path, *, data_dir: str | PathLike[str] | None = None) -> Split:
+    """The test set of a run; refused where domain or classes are others than it was trained on."""
+    experiment, place = read_experiment(folder), data_dir or records.place_of_data(folder)
+    here = data.facts(experiment.dataset, data_dir=place)
+    facts = records.read_config(folder).get("data")
+    classes = facts.get("classes") if isinstance(facts, Mapping) else None
+    for name, own, found in (
+        ("domain", experiment.settings.domain, here.domain),
+        ("classes", classes, classes if here.classes is None else list(here.classes)),
+    ):
+        if found != own:
+            raise InvalidInput(f"the test set must have the {name} of the run, {own}; got {found}")
+    return data.load_test(experiment.dataset, data_dir=place)
 
 
 def check_savable(model: nn.Module) -> None:

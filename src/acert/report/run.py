@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from acert import records
 from acert.errors import RunError
+from acert.optimizers import Adam
 from acert.report.certification import Certification, read_certification
 
 __all__ = [
@@ -106,6 +107,10 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     if (folder / records.CERTIFICATES).is_file():
         certification = read_certification(folder, classes=len(classes))
     trained_to = float(_value(path, settings, "max_radius", float))
+    younger = {}
+    if "optimizer" not in settings:  # a run from before there was a choice had Adam
+        place = "settings" if experiment is config else "experiment.settings"
+        younger = _flat({"class": "Adam", **vars(Adam())}, name=f"{place}.optimizer")
     return Run(
         name=printable(name or folder.name),
         folder=folder,
@@ -119,7 +124,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         max_radius=trained_to if certification is None else certification.max_radius,
         trained_to=trained_to,
         classes=tuple(printable(str(item)) for item in classes),
-        settings=_flat(config, drop={"schema", "seed"}),
+        settings=_flat(config, drop={"schema", "seed"}) | younger,
         history=_history(folder),
         environment=_environment(folder),
         certification=certification,

@@ -20,7 +20,7 @@ from typing import Any, TextIO, final
 import torch
 
 from acert.errors import AcertError
-from acert.experiments.choice import own_model
+from acert.experiments.choice import own_factory
 from acert.experiments.complete import complete_run
 from acert.experiments.experiment import Experiment, from_config, to_config
 from acert.experiments.progress import Progress
@@ -110,7 +110,7 @@ def perform(task: Task, tell: Tell) -> Report:
         network = task.experiment.network.name
         found = complete_run(
             task.experiment, out=task.folder, data_dir=task.data_dir, device=task.device,
-            model=own_model(network) if ":" in network else None, certify_to=task.certify_to,
+            model=own_factory(network) if ":" in network else None, certify_to=task.certify_to,
             arithmetic=task.arithmetic, bounds=task.bounds, progress=_Teller(task.name, tell),
             command=task.command or None, deadline=deadline,
         )  # fmt: skip
