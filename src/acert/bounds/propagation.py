@@ -16,7 +16,7 @@ import acert.bounds.rules  # noqa: F401  fills the rule table
 from acert.bounds.checks import check_finite_float, check_model, check_unwrapped
 from acert.bounds.interval import BatchStatistics, BoundPass, Interval, intervals_in
 from acert.bounds.rounding import HALVES
-from acert.bounds.substitution import called_with, copied_buffers, fixed_parameters
+from acert.bounds.substitution import called_with, copied_buffers, fixed_parameters, other_buffers
 from acert.errors import InvalidInput, UnsupportedOperation
 from acert.processes import Part
 
@@ -53,14 +53,14 @@ def interval_bounds(
 def propagate(model: nn.Module, box: Interval) -> Interval:
     """The model's output for the box; checks nothing, so that a compiled step can call it."""
     # Models count batches and the like in buffers: a bound pass writes to copies.
-    buffers = copied_buffers(model)
     if torch.compiler.is_compiling():  # no traceback to read there
+        buffers = copied_buffers(model)
         with _Everywhere():
-            return _call(model, buffers, box)
+            return called_with(model, buffers, box) if buffers else model(box)  # type: ignore[no-any-return]
     check_unwrapped(model)
     try:
-        with _as_written():
-            output = _call(model, buffers, box)
+        with _as_written(), other_buffers(model):
+            output = model(box)
     except (UnsupportedOperation, TypeError, AttributeError) as error:
         if not isinstance(error, UnsupportedOperation) and "Interval" not in str(error):
             raise
@@ -280,10 +280,6 @@ def _training(
     **__: Any,
 ) -> bool:
     return training
-
-
-def _call(model: nn.Module, buffers: dict[str, Tensor], box: Interval) -> Interval:
-    return called_with(model, buffers, box) if buffers else model(box)  # type: ignore[no-any-return]
 
 
 def _module_path(model: nn.Module, traceback: TracebackType | None) -> str:
