@@ -15,7 +15,7 @@ from acert.bounds import clean_pass
 from acert.experiments.experiment import Experiment, from_config, to_config
 from acert.methods import METHODS, Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
 from acert.methods.base import Step, attack_loss
-from acert.models import cnn7, ibp_init_, mlp
+from acert.models import Normalize, cnn7, ibp_init_, mlp
 from acert.schedules import SmoothRadius
 from acert.settings import Settings
 from acert.training import Trainer
@@ -55,6 +55,27 @@ def step_of(model, images, labels, *, cap=0.1, progress=0.5, anchors=None, elide
         observe=False,
         settled=settled,
     )
+
+
+@pytest.mark.parametrize(("factor", "later"), [(None, 0), (-2.0, 1)])
+def test_passes_of_a_step_share_what_they_make_of_weights(factor, later, monkeypatch):
+    """Their margins are those of passes that share nothing, even if a weight changes between."""
+    torch.manual_seed(0)
+    model = cnn7((1, 6, 6), 3, width=2, normalize=Normalize(0.4, 0.2)).double()
+    images, labels = torch.rand(5, 1, 6, 6, dtype=torch.float64), torch.arange(5) % 3
+    plain = step_of(model, images, labels)
+    folded = dataclasses.replace(plain, fold=True)
+    made, absolute = [], torch.abs
+    monkeypatch.setattr(torch, "abs", lambda x: made.append(x) or absolute(x))
+    for largest, weights in ((0.1, 7), (0.3, later), (0.02, later)):  # of seven layers
+        radius = torch.linspace(0, largest, 5, dtype=torch.float64)
+        found = folded.margin(radius)
+        assert len(made) == weights
+        torch.testing.assert_close(found, plain.margin(radius), atol=1e-12, rtol=1e-11)
+        made.clear()
+        if factor is not None:
+            with torch.no_grad():
+                model[1].weight.mul_(factor)
 
 
 # -- ACERT ------------------------------------------------------------------------------

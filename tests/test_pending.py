@@ -1,13 +1,15 @@
 """Balls that are computed late, and overwritten: the same numbers as computed at once."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from acert.bounds import Interval, propagate
 from acert.bounds.bound_pass import BoundPass
-from acert.bounds.margin import box
-from acert.bounds.pending import Chain, ball_in_place
+from acert.bounds.margin import box, ends_around
+from acert.bounds.pending import Chain, Points
 
 SHAPE = (4, 2, 5, 5)
 
@@ -76,15 +78,15 @@ FORWARDS = {
 }
 
 
-def results(model, images, radius, *, late, graded):
+def results(model, images, radius, *, late, graded, domain=(0.0, 1.0)):
     """Ends and gradients, with the box computed at once or late."""
     bound_pass = BoundPass(fold=late)
-    start = box(images, radius, (0.0, 1.0))
+    start = box(images, radius, domain)
     if late:
-        chain = Chain(
-            lambda: ball_in_place(*box(images, radius, (0.0, 1.0), graded=False).ends()), images
-        )
-        start = Interval.of(chain)
+        points = Points(images, ends_around(images, domain))
+        # Another pass has been there before, with constants that are not these.
+        points.moved(((torch.mul, torch.tensor(3.0)), (torch.add, torch.tensor(0.5))))
+        start = Interval.of(Chain(points, radius))
     with torch.set_grad_enabled(graded):
         lower, upper = propagate(model, start.within(bound_pass)).ends()
     model.zero_grad()
@@ -140,14 +142,24 @@ def test_a_convolution_that_was_compiled_by_itself_is_no_other():
     torch.testing.assert_close(late, plain)
 
 
-def test_a_chain_is_computed_once_it_is_asked_for():
+def test_a_factor_of_0_takes_an_infinite_domain_with_it():
+    model = Forward(lambda _, x: x * torch.tensor([0.0, -2.0]).view(2, 1, 1) - 3)
+    images, radius = torch.rand(SHAPE), torch.full((4,), 0.1)
+    domain = (-math.inf, torch.tensor([math.inf, 1.0]).view(2, 1, 1))
+    plain, late = (
+        results(model, images, radius, late=late, graded=False, domain=domain)
+        for late in (False, True)
+    )
+    torch.testing.assert_close(late, plain)
+    assert late[0][:, 0].unique().tolist() == [-3.0]
+
+
+def test_a_chain_is_computed_once_it_is_asked_for(monkeypatch):
     calls = []
-
-    def start():
-        calls.append(None)
-        return torch.zeros(SHAPE), torch.ones(SHAPE)
-
-    interval = Interval.of(Chain(start, torch.empty(SHAPE)))
+    ball = Chain.ball
+    monkeypatch.setattr(Chain, "ball", lambda chain: [calls.append(None), ball(chain)][1])
+    points = Points(torch.zeros(SHAPE), None)
+    interval = Interval.of(Chain(points, torch.ones(len(points.images))))
     output = (interval - 1) / torch.tensor(-2.0)
     assert output.shape == SHAPE
     assert output.ndim == 4
@@ -156,6 +168,16 @@ def test_a_chain_is_computed_once_it_is_asked_for():
     assert output.lower.unique().item() == 0.0
     assert output.upper.unique().item() == 1.0
     assert len(calls) == 1
+
+
+def test_passes_that_start_alike_move_their_points_once():
+    points = Points(torch.rand(SHAPE), (torch.tensor(0.0), torch.tensor(1.0)))
+    first, again, other = (
+        points.moved(((torch.add, torch.tensor([shift])), (torch.div, torch.tensor(0.5))))[0]
+        for shift in (0.25, 0.25, 0.75)
+    )
+    assert again is first
+    torch.testing.assert_close(other, (points.images + 0.75) / 0.5)
 
 
 def test_relu_of_a_ball_by_hand():

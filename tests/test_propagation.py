@@ -135,6 +135,7 @@ def test_the_gradient_flows_through_the_statistics():
     [
         (lambda: nn.BatchNorm2d(3), (6, 3, 4, 5)),
         (lambda: nn.BatchNorm2d(3, affine=False, momentum=None), (6, 3, 4, 5)),
+        (lambda: nn.BatchNorm2d(3), (6, 3, 1, 1)),
         (lambda: nn.BatchNorm1d(3, track_running_stats=False), (6, 3)),
         (lambda: nn.BatchNorm1d(3, momentum=0.3, eps=0.1), (6, 3, 4)),
     ],
@@ -153,6 +154,20 @@ def test_quick_batch_norm_is_batch_norm(build, shape):
         gradients = torch.autograd.grad(loss, [batch, *layer.parameters()])
         results.append((logits, mean, variance, gradients, list(layer.buffers())))
     torch.testing.assert_close(*results, atol=1e-12, rtol=1e-11)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_quick_statistics_do_not_cancel(layout):
+    """Deviations of 1e-3 around a mean of 100, some channels constant in a sample or in all."""
+    batch = 100 + 1e-3 * torch.randn(6, 3, 4, 5, dtype=torch.float64)
+    batch[:, 1] = torch.arange(6.0).view(-1, 1, 1)
+    batch[:, 2] = 7
+    batch = batch.float().contiguous(memory_format=layout)
+    _, ((mean, variance),) = acert.bounds.clean_pass(nn.BatchNorm2d(3), batch, quick=True)
+    exact = batch.double()
+    torch.testing.assert_close(mean.double(), exact.mean((0, 2, 3)), atol=3e-5, rtol=0)
+    expected = exact.var((0, 2, 3), correction=0)
+    torch.testing.assert_close(variance.double(), expected, atol=1e-9, rtol=1e-3)
 
 
 def test_quick_batch_norm_refuses_one_value_a_channel():

@@ -89,8 +89,11 @@ class _State(NamedTuple):
     def half_width(self) -> Tensor:
         return 0.5 * (self.upper - self.lower)
 
-    def narrowed(self, x: Tensor, f_x: Tensor, active: Tensor) -> "_State":
-        """The state once f(x) is known; brackets that are not active stay as they are."""
+    def narrowed(self, x: Tensor, f_x: Tensor, active: Tensor, *, last: bool) -> "_State":
+        """The state once f(x) is known; brackets that are not active stay as they are.
+
+        After the `last` step nothing has to be remembered.
+        """
         below = f_x < 0
         raised = active & below
         lowered = active ^ raised
@@ -100,6 +103,9 @@ class _State(NamedTuple):
             torch.where(lowered, x, self.upper),
             torch.where(lowered, f_x, self.f_upper),
         )
+        if last:
+            lower, f_lower, upper, f_upper = ends
+            return self._replace(lower=lower, f_lower=f_lower, upper=upper, f_upper=f_upper)
         b, f_b, c, f_c = _best_first(*ends)
         x_is_best = b == x
         a = torch.where(x_is_best, self.b, x)
@@ -115,7 +121,7 @@ def _best_first(
     lower: Tensor, f_lower: Tensor, upper: Tensor, f_upper: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Brent's b, f(b), c, f(c): |f| is smaller at b."""
-    lower_is_best = f_lower.abs() < f_upper.abs()
+    lower_is_best = -f_lower < f_upper  # these are |f| where a sample is not done
     b = torch.where(lower_is_best, lower, upper)
     f_b = torch.where(lower_is_best, f_lower, f_upper)
     c = torch.where(lower_is_best, upper, lower)
@@ -208,12 +214,12 @@ class Solver(ABC):
 
         state = _State.start(lower, f_lower, upper, f_upper)
         steps = torch.zeros_like(lower, dtype=torch.int32)
-        for _ in range(self.max_steps):
+        for left in reversed(range(self.max_steps)):
             active = ~(done | self._converged(state))
             if not fixed_steps and not active.any():
                 break
             x = torch.where(active, self._proposal(state), state.lower)
-            state = state.narrowed(x, evaluated(x, active), active)
+            state = state.narrowed(x, evaluated(x, active), active, last=not left)
             steps = steps + active
 
         status = torch.full_like(lower, RootStatus.UNCONVERGED, dtype=torch.uint8)
@@ -262,10 +268,13 @@ class Brent(Solver):
         # The shortest step. Anything less, and the far end would never come near the root.
         delta = 0.5 * self._tolerance(b.abs())
 
-        s, q, r = f_b / f_a, f_a / f_c, f_b / f_c
-        secant = width * s / (s - 1)
-        quadratic = s * (width * q * (q - r) - (b - a) * (r - 1)) / ((q - 1) * (r - 1) * (1 - s))
-        step = torch.where(a == c, secant, quadratic)
+        s = f_b / f_a
+        step = width * s / (s - 1)  # the secant's
+        if a is not c:  # in the first step it is, for all samples
+            q, r = f_a / f_c, f_b / f_c
+            top = s * (width * q * (q - r) - (b - a) * (r - 1))
+            quadratic = top / ((q - 1) * (r - 1) * (1 - s))
+            step = torch.where(a == c, step, quadratic)
 
         length, before = step.abs(), state.e.abs()
         safe = (f_c.abs() < math.inf) & (f_b.abs() < f_a.abs()) & (before > delta)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from acert.bounds.rounding import Rounding
 from acert.bounds.table import Entry, Function
 
 __all__ = ["BatchStatistics", "BoundPass", "Source"]
+
+_Result = TypeVar("_Result")
 
 
 class BatchStatistics(NamedTuple):
@@ -52,7 +55,8 @@ class BoundPass:
     the inputs of all ReLUs, in call order. With `fold`, as in a training step at full precision,
     a batch norm right behind a convolution scales its weights instead of its result, and ReLU goes
     over memory fewer times. That rounds the weights anew, which matters where products are rounded
-    to fewer bits than float32 has, and gives first derivatives only.
+    to fewer bits than float32 has, and gives first derivatives only. Passes without gradient that
+    have `kept` in common compute what they make of their weights once.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class BoundPass:
         record: bool = False,
         observe: bool = False,
         fold: bool = False,
+        kept: dict[Any, Any] | None = None,
     ) -> None:
         self.rounding = rounding
         self.statistics = statistics
@@ -71,10 +76,25 @@ class BoundPass:
         self.recorded = 0
         self.observe = observe
         self.fold = fold
+        self.kept = kept
         # Whether whoever asked for the pass may want gradients of it.
         self.graded = torch.is_grad_enabled()
         self.first_input: Any = None
         self.relu_inputs: list[Any] = []
+
+    def once(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """`function(*arguments)`, or what an earlier pass has made of the same tensors.
+
+        They are the same as long as PyTorch counts no write to them; through `.data` it does not.
+        """
+        if self.kept is None or torch.is_grad_enabled():
+            return function(*arguments)
+        same = [id(each) if isinstance(each, Tensor) else each for each in arguments]
+        key = (function, *same, *versions(arguments))
+        if key not in self.kept:  # with the tensors, so that no other gets their identity
+            self.kept[key] = function(*arguments), arguments
+        found: _Result = self.kept[key][0]
+        return found
 
     def next_statistics(self) -> BatchStatistics | None:
         """The statistics of the next batch norm call, in call order; None if there are none."""

@@ -372,6 +372,8 @@ class Interval:
         at = entry.inplace_at
         if at is not None and len(args) > at:
             overwrite, args = args[at], (*args[:at], *args[at + 1 :])
+        # Asked for before ReLU takes the memory of a convolution that nobody has seen.
+        room = first.shape if overwrite and isinstance(first, Interval) else None
         result = entry.rule(*args, **kwargs)
         if entry.ulps and any(result is interval for interval in inputs):
             result = copied(result)  # bounds as they were, but still to be widened
@@ -381,7 +383,7 @@ class Interval:
                 refuse(func, f"its rule returned {type(output).__name__}, not an Interval")
             output._finish(func, entry, inputs, args, kwargs, part=part)
         if overwrite and result is not first:
-            if not isinstance(first, Interval) or first.shape != result.shape:
+            if not isinstance(first, Interval) or room != result.shape:
                 refuse(func, "it overwrites a tensor that cannot hold the result")
             return first._overwrite(result)
         return result

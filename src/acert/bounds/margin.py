@@ -109,36 +109,31 @@ def check_bounds(bounds: str) -> None:
 
 
 def box(
-    images: Tensor,
-    radius: Tensor,
-    domain: Domain,
-    *,
-    rounding: Rounding | None = None,
-    graded: bool = True,
+    images: Tensor, radius: Tensor, domain: Domain, *, rounding: Rounding | None = None
 ) -> Interval:
-    """[x - radius, x + radius] inside the domain, rounded outward for a rounding-safe pass.
-
-    One that nobody differentiates takes less memory, which on a CPU costs more than arithmetic.
-    """
+    """[x - radius, x + radius] inside the domain, rounded outward for a rounding-safe pass."""
     radius = radius.reshape(-1, *[1] * (images.ndim - 1))
     lower, upper = images - radius, images + radius
     if rounding is not None:
         lower = torch.nextafter(lower, torch.full_like(lower, -math.inf))
         upper = torch.nextafter(upper, torch.full_like(upper, math.inf))
     if domain is not None:
-        low, high = domain_ends(domain, images)
-        if images.dtype is torch.float64:
-            # A float32 image may lie beyond an end that it was checked against as float32.
-            # Detached, because a pixel at an end of the domain does not move that end.
-            pixels = images.detach()
-            low, high = torch.minimum(low, pixels), torch.maximum(high, pixels)
-        if graded:  # a pixel at an end of the domain has its whole gradient at radius 0
-            lower = torch.where(lower < low, low, lower)
-            upper = torch.where(upper > high, high, upper)
-        else:
-            lower = torch.maximum(lower, low, out=lower)
-            upper = torch.minimum(upper, high, out=upper)
+        low, high = ends_around(images, domain)
+        # A pixel at an end of the domain has its whole gradient at radius 0.
+        lower = torch.where(lower < low, low, lower)
+        upper = torch.where(upper > high, high, upper)
     return Interval(lower, upper).within(BoundPass(rounding))
+
+
+def ends_around(images: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
+    """Both ends of the domain, none of which an image is beyond."""
+    low, high = domain_ends(domain, images)
+    if images.dtype is torch.float64:
+        # A float32 image may lie beyond an end that it was checked against as float32.
+        # Detached, because a pixel at an end of the domain does not move that end.
+        pixels = images.detach()
+        low, high = torch.minimum(low, pixels), torch.maximum(high, pixels)
+    return low, high
 
 
 def margin(worst_case: Tensor, labels: Tensor) -> Tensor:
@@ -178,7 +173,11 @@ def upper_differences(output: Interval, labels: Tensor) -> Tensor:
     inner, weight = output.affine.input, output.affine.weight
     center, radius = inner.as_ball()
     weight = weight.to(center.dtype)
-    reach = _reach(weight, column, radius, together=output.bound_pass.fold)
+    few = output.bound_pass.fold and len(weight) <= _FEW_CLASSES
+    if few and not torch.compiler.is_compiling():
+        reach = _reach_by_pairs(output.bound_pass.once(_pairs, weight), column, radius)
+    else:
+        reach = _reach(weight, column, radius)
     logits = output.center
     if output.affine.lowered:  # the last layer is worth its full precision
         logits = F.linear(center, weight, output.affine.bias)
@@ -189,19 +188,26 @@ def upper_differences(output: Interval, labels: Tensor) -> Tensor:
     return (difference + reach).masked_fill(_own(column, logits), 0.0)
 
 
-def _reach(weight: Tensor, labels: Tensor, radius: Tensor, *, together: bool) -> Tensor:
-    """sum_j |W_ij - W_yj| r_j, (batch, classes); `labels` are (batch, 1).
-
-    Few classes have fewer pairs than a batch has rows of differences, and a CPU multiplies all of
-    them `together` sooner than it writes the rows down.
-    """
-    classes = len(weight)
-    if together and classes <= _FEW_CLASSES and not torch.compiler.is_compiling():
-        pairs = (weight.unsqueeze(1) - weight).abs().flatten(0, 1)
-        every = F.linear(radius, pairs).view(-1, classes, classes)
-        return every.gather(1, labels.unsqueeze(2).expand(-1, 1, classes)).squeeze(1)
+def _reach(weight: Tensor, labels: Tensor, radius: Tensor) -> Tensor:
+    """sum_j |W_ij - W_yj| r_j, (batch, classes); `labels` are (batch, 1)."""
     spread = (weight - weight[labels]).abs()  # |W_i - W_y|, (batch, classes, inputs)
     return torch.bmm(spread, radius.unsqueeze(2)).squeeze(2)
+
+
+def _reach_by_pairs(pairs: Tensor, labels: Tensor, radius: Tensor) -> Tensor:
+    """The same by all pairs of classes.
+
+    Few classes have fewer pairs than a batch has rows of differences, and a CPU multiplies all of
+    them together sooner than it writes the rows down.
+    """
+    classes = math.isqrt(len(pairs))
+    every = F.linear(radius, pairs).view(-1, classes, classes)
+    return every.gather(1, labels.unsqueeze(2).expand(-1, 1, classes)).squeeze(1)
+
+
+def _pairs(weight: Tensor) -> Tensor:
+    """|W_i - W_k| of all pairs of classes, a row for each."""
+    return (weight.unsqueeze(1) - weight).abs().flatten(0, 1)
 
 
 def _safe_reach(output: Interval, layer: Affine, reach: Tensor, labels: Tensor) -> Tensor:

@@ -1,19 +1,22 @@
 """Balls that are not computed yet, as the bound passes of a training step hold them.
 
 What comes next may make them cheaper: a batch norm scales the weights of a convolution, and sums
-and products go into the memory of a box that nobody has seen. On a CPU new memory costs more than
-the arithmetic.
+and products with constants move a box that nobody has seen. On a CPU new memory costs more than the
+arithmetic.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Chain", "Convolution", "Pending", "ball_in_place"]
+from acert.bounds.bound_pass import BoundPass
+
+__all__ = ["Chain", "Convolution", "Pending", "Points", "ball_in_place"]
 
 
 class Convolution(NamedTuple):
@@ -29,6 +32,7 @@ class Convolution(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     graded: bool
+    bound_pass: BoundPass
 
     @classmethod
     def called(
@@ -38,49 +42,94 @@ class Convolution(NamedTuple):
         radius: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        bound_pass: BoundPass,
     ) -> Convolution:
         """The convolution as it is where the model calls it."""
-        bias = None if bias is None else bias.clone()
-        return cls(operation, center, radius, weight.clone(), bias, torch.is_grad_enabled())
-
-    def scaled(self, factor: Tensor, bias: Tensor) -> Convolution:
-        """The same with scaled weights and another bias."""
-        return self._replace(weight=self.weight * factor, bias=bias)
+        bias = None if bias is None else bound_pass.once(torch.clone, bias)
+        weight, graded = bound_pass.once(torch.clone, weight), torch.is_grad_enabled()
+        return cls(operation, center, radius, weight, bias, graded, bound_pass)
 
     def ball(self) -> tuple[Tensor, Tensor]:
         """Center and radius of the result, in new memory."""
         with torch.set_grad_enabled(self.graded):
             center = self.operation(self.center, self.weight, self.bias)
-            return center, self.operation(self.radius, self.weight.abs(), None)
+            size = self.bound_pass.once(torch.abs, self.weight)
+            return center, self.operation(self.radius, size, None)
+
+
+# A sum, product or quotient with a constant: the function and the constant.
+Operation = tuple[Callable[[Tensor, Tensor], Tensor], Tensor]
+
+
+class Points:
+    """Images without gradient and the ends of their domain, if it has some: low and high.
+
+    Most models start with sums and products by constants. The bound passes of a training step all
+    start with the same, so what these make of images and ends is kept for the next pass.
+    """
+
+    def __init__(self, images: Tensor, domain: tuple[Tensor, Tensor] | None) -> None:
+        self.images, self.domain = images, domain
+        self._operations: tuple[Operation, ...] = ()
+        self._moved = images, domain, images.new_ones(())
+
+    def moved(
+        self, operations: tuple[Operation, ...]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, Tensor]:
+        """Images and ends behind the operations, and what a radius is multiplied by."""
+        if not _same(operations, self._operations):
+            points, ends, size = self.images, self.domain, self.images.new_ones(())
+            for operation, constant in operations:
+                points = operation(points, constant)
+                size = size if operation is torch.add else operation(size, constant.abs())
+                if ends is not None:
+                    one, other = (operation(end, constant) for end in ends)
+                    # 0 times an infinite end is no end.
+                    low = torch.minimum(one, other).nan_to_num(-math.inf, math.inf, -math.inf)
+                    high = torch.maximum(one, other).nan_to_num(math.inf, math.inf, -math.inf)
+                    ends = low, high
+            self._operations, self._moved = operations, (points, ends, size)
+        return self._moved
+
+
+def _same(some: tuple[Operation, ...], others: tuple[Operation, ...]) -> bool:
+    return len(some) == len(others) and all(
+        one[0] is other[0] and torch.equal(one[1], other[1])
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 class Chain(NamedTuple):
-    """A ball without gradient and what was added to it or multiplied by it, all in its memory.
+    """A box around points and what was added to it or multiplied by it; nothing has a gradient."""
 
-    Each step overwrites center and radius and keeps the shape of `like`, which has that of the
-    ball, its dtype and its device.
-    """
+    points: Points
+    radius: Tensor
+    operations: tuple[Operation, ...] = ()
 
-    start: Callable[[], tuple[Tensor, Tensor]]
-    like: Tensor
-    steps: tuple[Callable[[Tensor, Tensor], object], ...] = ()
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the ball's shape, dtype and device."""
+        return self.points.images
 
     def takes(self, constant: Tensor) -> bool:
-        """Whether a step with this constant needs no gradient and no other memory."""
+        """Whether an operation with this constant needs no gradient and keeps the shape."""
         sizes = zip(reversed(constant.shape), reversed(self.like.shape), strict=False)
         fits = constant.ndim <= self.like.ndim and all(own in (1, size) for own, size in sizes)
         return fits and not constant.requires_grad
 
-    def then(self, step: Callable[[Tensor, Tensor], object]) -> Chain:
-        """The chain with one more step; it holds copies, since the model may overwrite its own."""
-        return self._replace(steps=(*self.steps, step))
+    def then(self, operation: Callable[[Tensor, Tensor], Tensor], constant: Tensor) -> Chain:
+        """The chain with one more; it holds a copy, since the model may overwrite its own."""
+        return self._replace(operations=(*self.operations, (operation, constant.clone())))
 
     def ball(self) -> tuple[Tensor, Tensor]:
         """Center and radius of the result, in new memory."""
-        center, radius = self.start()
-        for step in self.steps:
-            step(center, radius)
-        return center, radius
+        points, ends, size = self.points.moved(self.operations)
+        reach = self.radius.reshape(-1, *[1] * (points.ndim - 1)) * size
+        lower, upper = points - reach, points + reach
+        if ends is not None:
+            torch.maximum(lower, ends[0], out=lower)
+            torch.minimum(upper, ends[1], out=upper)
+        return ball_in_place(lower, upper)
 
 
 Pending = Convolution | Chain

@@ -16,7 +16,7 @@ import acert.bounds.rules  # noqa: F401  fills the rule table
 from acert.bounds.checks import check_finite_float, check_model, check_unwrapped
 from acert.bounds.interval import BatchStatistics, BoundPass, Interval, intervals_in
 from acert.bounds.rounding import HALVES
-from acert.bounds.substitution import called_with, copied_buffers, fixed_parameters
+from acert.bounds.substitution import called_with, copied_buffers, fixed_parameters, other_buffers
 from acert.errors import InvalidInput, UnsupportedOperation
 from acert.processes import Part
 
@@ -53,14 +53,14 @@ def interval_bounds(
 def propagate(model: nn.Module, box: Interval) -> Interval:
     """The model's output for the box; checks nothing, so that a compiled step can call it."""
     # Models count batches and the like in buffers: a bound pass writes to copies.
-    buffers = copied_buffers(model)
     if torch.compiler.is_compiling():  # no traceback to read there
+        buffers = copied_buffers(model)
         with _Everywhere():
-            return _call(model, buffers, box)
+            return called_with(model, buffers, box) if buffers else model(box)  # type: ignore[no-any-return]
     check_unwrapped(model)
     try:
-        with _as_written():
-            output = _call(model, buffers, box)
+        with _as_written(), other_buffers(model):
+            output = model(box)
     except (UnsupportedOperation, TypeError, AttributeError) as error:
         if not isinstance(error, UnsupportedOperation) and "Interval" not in str(error):
             raise
@@ -206,9 +206,7 @@ class _BatchNorm(torch.autograd.Function):
         ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, dims: list[int],
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        mean = input.mean(dims, keepdim=True)
-        variance = (input - mean).square_().mean(dims)
-        mean = mean.flatten()
+        mean, variance = _moments(input, dims)
         ctx.save_for_backward(input, weight, mean, variance)
         ctx.eps = eps
         return F.batch_norm(input, mean, variance, weight, bias, eps=eps), mean, variance
@@ -230,6 +228,22 @@ class _BatchNorm(torch.autograd.Function):
         offset = share * by_mean - slope * mean
         gradient.addcmul_(input, slope.view(shape)).add_(offset.view(shape))
         return gradient, by_weight, by_bias, None, None
+
+
+def _moments(input: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel, with few looks at the memory."""
+    if input.ndim > 2 and input.is_contiguous():
+        # Group norm finds both for each channel of each sample in one look, in no other layout. It
+        # writes its own result as well, but that costs less than another look.
+        samples, channels = input.shape[:2]
+        pixels = input[0, 0].numel()
+        _, means, inverses = torch.native_group_norm(
+            input, None, None, samples, channels, pixels, channels, 0.0
+        )
+        mean = means.mean(0)
+        return mean, (inverses.pow(-2) + (means - mean).square()).mean(0)
+    mean = input.mean(dims, keepdim=True)
+    return mean.flatten(), (input - mean).square_().mean(dims)
 
 
 class _Evaluation(TorchFunctionMode):
@@ -280,10 +294,6 @@ def _training(
     **__: Any,
 ) -> bool:
     return training
-
-
-def _call(model: nn.Module, buffers: dict[str, Tensor], box: Interval) -> Interval:
-    return called_with(model, buffers, box) if buffers else model(box)  # type: ignore[no-any-return]
 
 
 def _module_path(model: nn.Module, traceback: TracebackType | None) -> str:

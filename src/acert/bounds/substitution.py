@@ -6,12 +6,17 @@ that has two names twice, and then leaves the other tensors in it for good.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
-__all__ = ["called_with", "copied_buffers", "fixed_parameters", "own_buffers", "own_parameters"]
+__all__ = [
+    "called_with", "copied_buffers", "fixed_parameters", "other_buffers", "own_buffers",
+    "own_parameters",
+]  # fmt: skip
 
 
 def own_parameters(model: nn.Module) -> dict[str, Tensor]:
@@ -45,6 +50,25 @@ def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
     buffers = own_buffers(model)
     copies = {buffer: buffer.clone() for buffer in buffers.values()}
     return {name: copies[buffer] for name, buffer in buffers.items()}
+
+
+@contextmanager
+def other_buffers(model: nn.Module) -> Iterator[None]:
+    """Copies in place of all buffers meanwhile: `called_with` in less time, not to be compiled."""
+    places = [
+        (module._buffers, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    copies = {buffer: buffer.clone() for _, _, buffer in places}
+    try:
+        for buffers, name, buffer in places:
+            buffers[name] = copies[buffer]
+        yield
+    finally:
+        for buffers, name, buffer in places:
+            buffers[name] = buffer
 
 
 def called_with(model: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> Any:

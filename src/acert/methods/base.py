@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from acert.bounds import Interval, Statistics, propagate
 from acert.bounds.bound_pass import BoundPass
 from acert.bounds.checks import Domain
-from acert.bounds.margin import box, margin, plain_worst_case, upper_differences
-from acert.bounds.pending import Chain, ball_in_place
+from acert.bounds.margin import box, ends_around, margin, plain_worst_case, upper_differences
+from acert.bounds.pending import Chain, Points
 from acert.bounds.propagation import evaluation_logits
 from acert.errors import InvalidInput
 from acert.fields import check_fields
@@ -67,6 +68,9 @@ class Step:
     fold: bool = False
     settled: bool = False  # the cap has reached its largest value for good
     output: Interval | None = None
+    # What the passes of an eager step have in common: where they start, and what of weights.
+    points: Points | None = None
+    kept: dict[Any, Any] | None = None
 
     def bounds(self, images: Tensor, radius: Tensor, *, record: bool = False) -> Interval:
         """Output bounds with the clean pass's statistics; kept for the regularisers."""
@@ -90,20 +94,22 @@ class Step:
     def margin(self, radius: Tensor) -> Tensor:
         """The certified margin at each sample's radius (Eq. 3), without gradient."""
         with torch.no_grad():
-            plain = BoundPass(statistics=self.statistics, fold=self.fold)
+            if self.fold and self.kept is None and not torch.compiler.is_compiling():
+                self.kept = {}
+            plain = BoundPass(statistics=self.statistics, fold=self.fold, kept=self.kept)
             start = self._box(self.images, radius, plain)
             with products_in(self.root_format, self.images.device):
                 output = propagate(self.model, start)
             return margin(self.worst_case(output), self.labels)
 
     def _box(self, images: Tensor, radius: Tensor, bound_pass: BoundPass) -> Interval:
-        def ball() -> tuple[Tensor, Tensor]:
-            return ball_in_place(*box(images, radius, self.domain, graded=False).ends())
-
         graded = images.requires_grad or radius.requires_grad
-        if bound_pass.fold and not (graded or torch.compiler.is_compiling()):
-            return Interval.of(Chain(ball, images)).within(bound_pass)
-        return box(images, radius, self.domain).within(bound_pass)
+        if graded or not bound_pass.fold or torch.compiler.is_compiling():
+            return box(images, radius, self.domain).within(bound_pass)
+        if self.points is None or self.points.images is not images:
+            domain = None if self.domain is None else ends_around(images, self.domain)
+            self.points = Points(images, domain)
+        return Interval.of(Chain(self.points, radius)).within(bound_pass)
 
 
 @dataclass(frozen=True, kw_only=True)

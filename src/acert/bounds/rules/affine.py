@@ -46,9 +46,13 @@ def affine(
     bias = None if bias is None else bias.to(center.dtype)
     rounding = input.rounding
     if rounding is None and later:
-        return Interval.of(Convolution.called(operation, center, radius, weight, bias)), None
+        ball = center, radius
+        return Interval.of(
+            Convolution.called(operation, *ball, weight, bias, input.bound_pass)
+        ), None
     if rounding is None:
-        output, spread = operation(center, weight, bias), operation(radius, weight.abs(), None)
+        size = input.bound_pass.once(torch.abs, weight)
+        output, spread = operation(center, weight, bias), operation(radius, size, None)
         # Autocast makes products in half precision; whatever comes next is not to stay there.
         return Interval.ball(output.to(center.dtype), spread.to(center.dtype)), None
     gamma = rounding.gamma(summands)
@@ -296,17 +300,16 @@ def batch_norm(
     convolution = input.convolution
     if convolution is not None and convolution.graded != torch.is_grad_enabled():
         convolution = None  # one of the two is not to be trained
-    dtype = (input if convolution is None else convolution.center).dtype
+    if convolution is not None:
+        of_layers = (convolution.weight, convolution.bias, mean, variance, weight, bias)
+        scaled, shift = input.bound_pass.once(_folded, *of_layers, eps)
+        return Interval.of(convolution._replace(weight=scaled, bias=shift))
     # Products in half precision (autocast) leave the rest in float32.
-    dtype = torch.float32 if dtype in HALVES else dtype
+    dtype = torch.float32 if input.dtype in HALVES else input.dtype
     mean, inverse, factor, shift = normalization(
         mean, variance, weight, bias, eps=eps, dtype=dtype, ndim=input.ndim
     )
     scale = inverse * factor
-    if convolution is not None:
-        offset = 0.0 if convolution.bias is None else convolution.bias.view_as(mean)
-        bias = ((offset - mean) * scale + shift).flatten()
-        return Interval.of(convolution.scaled(scale.unsqueeze(-1), bias))
     center, radius = input.as_ball()
     rounding = input.rounding
     output = ((center - mean) * scale).add_(shift)
@@ -322,3 +325,21 @@ def batch_norm(
     smallest = (variance.to(dtype) + eps).reshape(mean.shape)
     usable = (product <= rounding.largest) & (smallest >= rounding.tiny / rounding.unit)
     return Interval.ball(output, torch.where(usable, radius, math.nan))
+
+
+def _folded(
+    weight: Tensor,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    factor: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a convolution with the batch norm behind it."""
+    mean, inverse, factor, shift = normalization(
+        mean, variance, factor, shift, eps=eps, dtype=weight.dtype, ndim=2
+    )
+    scale = inverse * factor
+    offset = -mean if bias is None else bias - mean
+    return weight * scale.view(-1, *[1] * (weight.ndim - 1)), offset * scale + shift

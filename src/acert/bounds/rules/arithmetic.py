@@ -46,8 +46,7 @@ def add(input: Operand, other: Operand, *, alpha: float = 1) -> Interval:
     if chain is not None and constants:
         shift = constant(constants[0], like)
         if chain.takes(shift):
-            shift = shift.clone()
-            return Interval.of(chain.then(lambda center, _: center.add_(shift)))
+            return Interval.of(chain.then(torch.add, shift))
     (center, radius), (shift, other_radius) = _ball(input, like), _ball(other, like)
     output = center + shift
     radii = [r for r in (radius, other_radius) if r is not None]
@@ -90,8 +89,7 @@ def mul(input: Operand, other: Operand) -> Interval:
         return _product(input, other)
     factor = constant(other, input)
     if input.chain is not None and input.chain.takes(factor):
-        factor, size = factor.clone(), factor.abs()
-        return Interval.of(input.chain.then(lambda c, r: (c.mul_(factor), r.mul_(size))))
+        return Interval.of(input.chain.then(torch.mul, factor))
     center, radius = input.as_ball()
     return _scaled(input, center * factor, radius * factor.abs(), factor.abs())
 
@@ -107,10 +105,9 @@ def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> 
     if rounding_mode is not None:
         refuse(torch.div, f"`rounding_mode` must be None; got {rounding_mode!r}")
     divisor = constant(other, input)
-    size = divisor.abs()
     if input.chain is not None and input.chain.takes(divisor):
-        divisor = divisor.clone()
-        return Interval.of(input.chain.then(lambda c, r: (c.div_(divisor), r.div_(size))))
+        return Interval.of(input.chain.then(torch.div, divisor))
+    size = divisor.abs()
     center, radius = input.as_ball()
     return _scaled(input, center / divisor, radius / size, 1 / size)
 

@@ -45,21 +45,26 @@ def relu(input: Interval) -> Interval:
         # A copy: an in-place ReLU goes on to overwrite the interval itself.
         input.bound_pass.relu_inputs.append(input.map(lambda x: x))
     if input.bound_pass.fold and input.is_ball and not torch.compiler.is_compiling():
-        # Without gradient, what PyTorch asks of a function with a backward pass is not needed.
-        relu_of_ball = _BallRelu.apply if torch.is_grad_enabled() else _relu_of_ball
-        return Interval.ball(*relu_of_ball(*input.as_ball()))
+        if torch.is_grad_enabled():
+            return Interval.ball(*_BallRelu.apply(*input.as_ball()))  # type: ignore[no-untyped-call]
+        convolution = input.convolution
+        if convolution is None or convolution.graded:
+            return Interval.ball(*_relu_of_ball(*input.as_ball()))
+        # Memory that nobody else sees; a model that asks for the input too has it computed again.
+        return Interval.ball(*_relu_of_ball(*convolution.ball(), own=True))
     lower, upper = input.own_ends()
     return Interval(lower.relu_(), upper.relu_())
 
 
-def _relu_of_ball(center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+def _relu_of_ball(center: Tensor, radius: Tensor, *, own: bool = False) -> tuple[Tensor, Tensor]:
     """ReLU of a ball in few passes over memory, which cost an eager CPU more than arithmetic.
 
     Half the upper end, or 0 if that is negative, is center and radius of a ball cut by 0. One above
-    0 has the larger center and the smaller radius and keeps both.
+    0 has the larger center and the smaller radius and keeps both. The memory of the ball is
+    overwritten if it is our `own`.
     """
     half = torch.lerp(center, radius, 0.5).relu_()
-    smaller = torch.minimum(half, radius)
+    smaller = torch.minimum(half, radius, out=radius if own else None)
     return torch.maximum(half, center, out=half), smaller
 
 
