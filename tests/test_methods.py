@@ -57,8 +57,16 @@ def step_of(model, images, labels, *, cap=0.1, progress=0.5, anchors=None, elide
     )
 
 
-@pytest.mark.parametrize(("factor", "later"), [(None, 0), (-2.0, 1)])
-def test_passes_of_a_step_share_what_they_make_of_weights(factor, later, monkeypatch):
+def other_memory(weight):
+    weight.data = -2 * weight.data
+
+
+@pytest.mark.parametrize(
+    ("write", "later"), [(lambda weight: None, 0), (lambda weight: weight.mul_(-2), 1),
+                         (other_memory, 1)],
+    ids=["as they were", "written to", "other memory"],
+)  # fmt: skip
+def test_passes_of_a_step_share_what_they_make_of_weights(write, later, monkeypatch):
     """Their margins are those of passes that share nothing, even if a weight changes between."""
     torch.manual_seed(0)
     model = cnn7((1, 6, 6), 3, width=2, normalize=Normalize(0.4, 0.2)).double()
@@ -73,9 +81,8 @@ def test_passes_of_a_step_share_what_they_make_of_weights(factor, later, monkeyp
         assert len(made) == weights
         torch.testing.assert_close(found, plain.margin(radius), atol=1e-12, rtol=1e-11)
         made.clear()
-        if factor is not None:
-            with torch.no_grad():
-                model[1].weight.mul_(factor)
+        with torch.no_grad():
+            write(model[1].weight)
 
 
 # -- ACERT ------------------------------------------------------------------------------

@@ -170,6 +170,19 @@ def test_quick_statistics_do_not_cancel(layout):
     torch.testing.assert_close(variance.double(), expected, atol=1e-9, rtol=1e-3)
 
 
+@pytest.mark.parametrize("shape", [(6, 1, 8, 8), (1, 1, 8, 8), (6, 1, 4, 4, 4)])
+def test_quick_statistics_of_one_channel_do_not_cancel(shape):
+    """Its memory is contiguous with the channels last as well."""
+    batch = (100 + 1e-3 * torch.randn(shape, dtype=torch.float64)).float()
+    layout = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    batch = batch.to(memory_format=layout)
+    layer = nn.BatchNorm2d(1) if len(shape) == 4 else nn.BatchNorm3d(1)
+    _, ((_, variance),) = acert.bounds.clean_pass(layer, batch, quick=True)
+    torch.testing.assert_close(
+        variance.double().squeeze(), batch.double().var(correction=0), atol=1e-9, rtol=1e-3
+    )
+
+
 def test_quick_batch_norm_refuses_one_value_a_channel():
     with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
         acert.bounds.clean_pass(nn.BatchNorm1d(3), images(1, 3), quick=True)

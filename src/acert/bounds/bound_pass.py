@@ -85,14 +85,19 @@ class BoundPass:
     def once(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         """`function(*arguments)`, or what an earlier pass has made of the same tensors.
 
-        They are the same as long as PyTorch counts no write to them; through `.data` it does not.
+        They are the same as long as they have their memory and PyTorch counts no write to it; of
+        writes in place through `.data` it counts none.
         """
         if self.kept is None or torch.is_grad_enabled():
             return function(*arguments)
+        tensors = [each for each in arguments if isinstance(each, Tensor)]
         same = [id(each) if isinstance(each, Tensor) else each for each in arguments]
-        key = (function, *same, *versions(arguments))
-        if key not in self.kept:  # with the tensors, so that no other gets their identity
-            self.kept[key] = function(*arguments), arguments
+        memory = [each.data_ptr() for each in tensors]
+        key = (function, *same, *memory, *versions(arguments))
+        if key not in self.kept:
+            # With tensors and memory, so that no other gets the identity or address of one.
+            held = arguments, [each.detach() for each in tensors]
+            self.kept[key] = function(*arguments), held
         found: _Result = self.kept[key][0]
         return found
 

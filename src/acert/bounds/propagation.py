@@ -234,11 +234,12 @@ def _moments(input: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel, with few looks at the memory."""
     if input.ndim > 2 and input.is_contiguous():
         # Group norm finds both for each channel of each sample in one look, in no other layout. It
-        # writes its own result as well, but that costs less than another look.
-        samples, channels = input.shape[:2]
-        pixels = input[0, 0].numel()
+        # writes its own result as well, but that costs less than another look. Flat, because one
+        # channel is contiguous with channels last too, where group norm lets squares cancel.
+        flat = input.flatten(2)
+        samples, channels, pixels = flat.shape
         _, means, inverses = torch.native_group_norm(
-            input, None, None, samples, channels, pixels, channels, 0.0
+            flat, None, None, samples, channels, pixels, channels, 0.0
         )
         mean = means.mean(0)
         return mean, (inverses.pow(-2) + (means - mean).square()).mean(0)
