@@ -15,6 +15,7 @@ from acert.experiments.experiment import build_model, from_config, to_config
 from acert.experiments.override import field_names, number, override
 from acert.experiments.recipes import RECIPES, recipe, with_epochs
 from acert.methods import METHODS, Acert, FastIBP, Sabr, Standard
+from acert.optimizers import Muon
 from acert.rootfind import Bisection, Brent, PowerLaw
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, StepDecay
 from acert.training import Trainer
@@ -368,3 +369,13 @@ def test_other_numbers_are_refused(text):
 def test_no_number_of_epochs_is_longer_than_a_config_holds():
     with pytest.raises(InvalidInput, match=r"`epochs` must be below 2\^63 in size; got 10"):
         with_epochs(recipe("digits", "acert"), 10**21)
+
+
+@pytest.mark.parametrize(
+    "momentum", ["momentum", "optimizer.momentum", "settings.optimizer.momentum"]
+)
+def test_a_field_is_set_behind_its_value_in_any_order(momentum):
+    for changes in ([f"{momentum}=0.8", "optimizer=Muon"], ["optimizer=Muon", f"{momentum}=0.8"]):
+        assert chosen_experiment(changes=changes).settings.optimizer == Muon(momentum=0.8)
+    twice = ["clip_norm=1", "clip_norm=2"]
+    assert chosen_experiment(changes=twice).settings.clip_norm == 2

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from acert.errors import InvalidInput
 from acert.experiments.experiment import Experiment, Network
-from acert.experiments.override import nearest, override
+from acert.experiments.override import field_names, nearest, override
 from acert.experiments.recipes import in_range, recipe, with_epochs
 from acert.methods import Acert
 from acert.schedules import FullRadius
@@ -68,15 +68,29 @@ def chosen_experiment(
     if model is not None:
         network = Network(name=model, initialization=experiment.network.initialization)
         experiment = replace(experiment, network=network)
-    named = {change.partition("=")[0].strip().removeprefix("settings.") for change in changes}
+    read = []
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
             raise InvalidInput(f"`--set` must be given as name=value; got {change!r}")
-        experiment = override(experiment, name.strip(), text.strip())
-    if "precision" not in named:
+        read.append((name.strip(), text.strip()))
+    for name, text in _values_first(experiment, read):
+        experiment = override(experiment, name, text)
+    if not {"precision", "settings.precision"} & {name for name, _ in read}:
         experiment = in_range(experiment)
     return replace(experiment, train_on_all=True) if train_on_all else experiment
+
+
+def _values_first(experiment: Experiment, changes: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Changes of what has fields of its own before those of fields, which they might take back."""
+    known = field_names(experiment)
+
+    def place(change: tuple[str, str]) -> int:
+        own = [path for path in known if f".{path}".endswith(f".{change[0]}")]
+        depths = [path.count(".") for path in own if is_dataclass(known[path])]
+        return min(depths, default=99)
+
+    return sorted(changes, key=place)
 
 
 def own_factory(name: str) -> Any:
