@@ -1,6 +1,22 @@
 """Gradients against finite differences along a random direction."""
 
 import torch
+from torch import nn
+from torch.func import functional_call
+
+
+class Weighted(nn.Module):
+    """The model with other values in place of its parameters, in their order."""
+
+    def __init__(self, model, values):
+        super().__init__()
+        names = [name for name, _ in model.named_parameters()]
+        # In a tuple: as a module of this one it would have its parameters' names changed.
+        self.called = (model, dict(zip(names, values, strict=True)))
+
+    def forward(self, x):
+        model, weights = self.called
+        return functional_call(model, weights, (x,))
 
 
 def assert_slope(loss, values):

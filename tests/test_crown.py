@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from tests import ball
-from tests.slopes import assert_slope
+from tests.slopes import Weighted, assert_slope
 from torch import nn
-from torch.func import functional_call
 
 import acert
 from acert import models
@@ -808,17 +807,11 @@ def test_gradients_against_finite_differences(name):
     model, (images, labels) = make(name), digits(3)
     labels = labels % 5
     model.train()
-    names = [key for key, _ in model.named_parameters()]
 
     def loss(images, *values):
-        weights = dict(zip(names, values, strict=True))
-
-        class Bound(nn.Module):
-            def forward(self, x):
-                return functional_call(model, weights, (x,))
-
-        _, statistics = acert.clean_pass(Bound(), images)
-        output = recorded(Bound(), images, 0.02, statistics=statistics, domain=None)
+        bound = Weighted(model, values)
+        _, statistics = acert.clean_pass(bound, images)
+        output = recorded(bound, images, 0.02, statistics=statistics, domain=None)
         return F.cross_entropy(crown_differences(output, labels), labels)
 
     values = [images, *(p.detach().clone() for p in model.parameters())]

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from tests import ball
-from tests.slopes import assert_slope
+from tests.slopes import Weighted, assert_slope
 from torch import nn
-from torch.func import functional_call
 
 import acert
 from acert import models
@@ -213,16 +212,10 @@ def test_what_float32_computes(name, rounding, holds):
 def test_gradients_against_finite_differences(name):
     model, labels = make(name, torch.float64), torch.tensor([3, 7])
     images = torch.rand(2, 1, 8, 8).double()  # digits are black in places, and maxima tie there
-    names = [key for key, _ in model.named_parameters()]
 
     def loss(images, *values):
-        weights = dict(zip(names, values, strict=True))
-
-        class Bound(nn.Module):
-            def forward(self, x):
-                return functional_call(model, weights, (x,))
-
-        return F.cross_entropy(crown_differences(recorded(Bound(), images, 0.03), labels), labels)
+        output = recorded(Weighted(model, values), images, 0.03)
+        return F.cross_entropy(crown_differences(output, labels), labels)
 
     values = [images, *(p.detach().clone() for p in model.parameters())]
     assert_slope(loss, values)

@@ -173,18 +173,17 @@ class _MuonWithAdam(torch.optim.Adam):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update; none where a scaled gradient has overflowed."""
         matrices = [p for p in self.param_groups[1]["params"] if p.grad is not None]
-        # Sorted by kind, so that the small ones come first.
         kinds = [list(alike) for _, alike in groupby(sorted(matrices, key=_kind), key=_kind)]
 
         def small() -> None:
             self._adam()
             for alike in kinds:
-                if alike[0].numel() <= _SMALL:
+                if _is_small(alike[0]):
                     self._move(alike)
 
         def large() -> None:
             for alike in kinds:
-                if alike[0].numel() > _SMALL:
+                if not _is_small(alike[0]):
                     self._move(alike)
 
         _side_by_side(small, large, matrices)
@@ -249,8 +248,12 @@ def _stacked(matrices: list[Tensor]) -> Tensor:
 
 
 def _kind(matrix: Tensor) -> tuple[int, ...]:
-    """What matrices of one batch have in common; the least for small ones."""
-    return (0,) if matrix.numel() <= _SMALL else tuple(matrix.shape)
+    """What matrices of one batch have in common."""
+    return () if _is_small(matrix) else tuple(matrix.shape)
+
+
+def _is_small(matrix: Tensor) -> bool:
+    return matrix.numel() <= _SMALL
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

@@ -54,6 +54,16 @@ def batched(step: Step, input: Interval, spatial: int) -> None:
         refuse(step.source.function, "CROWN needs a batch axis; got an input without one")
 
 
+def _prepared(
+    step: Step, input: Interval, weight: Tensor, bias: Tensor | None
+) -> tuple[Function, Function, Tensor, Tensor | None]:
+    """Both convolutions of as many axes, weight and bias in the format of the walk."""
+    spatial = weight.ndim - 2
+    batched(step, input, spatial)
+    weight = weight.to(step.A.dtype)
+    return *_CONVOLUTIONS[spatial], weight, None if bias is None else bias.to(weight.dtype)
+
+
 @backward(F.conv1d, F.conv2d, F.conv3d)
 def convolution(
     step: Step,
@@ -66,15 +76,11 @@ def convolution(
     groups: int = 1,
 ) -> None:
     """The walk back through a convolution: one transposed, cut to the input."""
-    kernel = weight.shape[2:]
-    forward, transposed = _CONVOLUTIONS[len(kernel)]
-    batched(step, input, len(kernel))
-    weight = weight.to(step.A.dtype)
-    bias = None if bias is None else bias.to(weight.dtype)
+    forward, transposed, weight, bias = _prepared(step, input, weight, bias)
     full = transposed(step.A.flatten(0, 1), weight, stride=stride, dilation=dilation, groups=groups)
     # What fell on the padding is cut off; what the stride never reached has coefficient 0.
     sides: list[int] = []
-    for axis, before in enumerate(_padding_before(padding, kernel, dilation)):
+    for axis, before in enumerate(_padding_before(padding, weight.shape[2:], dilation)):
         room = input.shape[2 + axis] - full.shape[2 + axis]
         sides = [-before, room + before, *sides]
     _send_kernel(
@@ -96,11 +102,7 @@ def _transposed_convolution(
     groups: int = 1,
     dilation: Any = 1,
 ) -> None:
-    kernel = weight.shape[2:]
-    forward, transposed = _CONVOLUTIONS[len(kernel)]
-    batched(step, input, len(kernel))
-    weight = weight.to(step.A.dtype)
-    bias = None if bias is None else bias.to(weight.dtype)
+    forward, transposed, weight, bias = _prepared(step, input, weight, bias)
     full = forward(step.A.flatten(0, 1), weight, None, stride, padding, dilation, groups)
     # `output_padding` may leave room for coefficients of elements that the input does not have.
     sides: list[int] = []
