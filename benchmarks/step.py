@@ -7,7 +7,7 @@ A step is all of it: batch assembly and augmentation, clean forward, root findin
 backward, clipping, optimiser, statistics; on CUDA compiled and captured, on a CPU eager. Images are
 random: no time depends on them. GFLOP counts convolutions and matrix products, forward and
 backward; its share is that of the same arithmetic at the speed of one large matrix product, as
-measured in the same process in the formats that the step uses. Where auto_LiRPA can be imported,
+measured in the same run in the formats that the step uses. Where auto_LiRPA can be imported,
 its eager step stands beside ours.
 
 `--cpu-targets` compares the eager ACERT step on two threads with auto_LiRPA's, and with its own
@@ -17,14 +17,13 @@ convolutions and matrix products called bare.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -120,50 +119,62 @@ def counted(trainer: Trainer) -> Products:
     return products
 
 
-def measured(case: Case, device: torch.device, *, steps: int, repeats: int) -> dict[str, Any]:
-    """One row: medians over epochs of `steps` steps, after one that compiles and captures."""
-    if device.type == "cuda":  # nothing is compiled on a CPU
-        torch._dynamo.reset()
-    trainer = case.trainer(device, steps)
-    found: dict[str, Any] = {}
-    peak = measuring.peak_bytes(eager(trainer, next(trainer.batches(1))), device)
-    if device.type == "cuda":  # the eager step's peak is another one
-        trainer = case.trainer(device, steps)
-        peak = measuring.peak_bytes(lambda: found.update(first=trainer.run_epoch()), device)
-    else:
-        found["first"] = trainer.run_epoch()
-    seconds = [trainer.run_epoch()["seconds"] / steps for _ in range(repeats)]
-    row: dict[str, Any] = {
-        "ms": 1e3 * statistics.median(seconds),
-        "ms_least": 1e3 * min(seconds),
-        "ms_most": 1e3 * max(seconds),
-        "busy_ms": None,
-        "kernels": None,
-        "peak_mib": peak / 2**20,
-        "first_epoch_s": found["first"]["seconds"],
-        "captured": device.type == "cuda" and trainer.captured is not None,
-    }
-    if device.type == "cuda":
-        kernels = measuring.kernels(trainer.run_epoch)
-        row["busy_ms"] = 1e3 * sum(seconds for seconds, _ in kernels.values()) / steps
-        row["kernels"] = round(sum(calls for _, calls in kernels.values()) / steps)
-    return row
+class Subject:
+    """A case with its step compiled and captured, ready to be timed."""
 
+    def __init__(self, case: Case, device: torch.device, *, steps: int) -> None:
+        if device.type == "cuda":  # nothing is compiled on a CPU
+            torch._dynamo.reset()
+        self.device, self.steps = device, steps
+        self.products = counted(case.trainer(device, 1))
+        self.trainer = case.trainer(device, steps)
+        one = eager(self.trainer, next(self.trainer.batches(1)))
+        self.peak = measuring.peak_bytes(one, device)
+        if device.type == "cuda":  # the eager step's peak is another one
+            self.trainer = case.trainer(device, steps)
+            self.peak = measuring.peak_bytes(self._first, device)
+        else:
+            self._first()
 
-def arithmetic(case: Case, device: torch.device, peaks: dict[str, float]) -> dict[str, float]:
-    """GFLOP of the step and the milliseconds they would take at the peak of their formats."""
-    trainer = case.trainer(device, 1)
-    products = counted(trainer)
-    names = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
-    single = "tf32" if trainer.precision.tf32 else "float32"
-    floor = 0.0
-    for dtype, flop in products.flop.items():
-        form = names.get(dtype, single)
-        if form not in peaks:
-            peaks[form] = measuring.products_peak(form, device)
-            print(f"matrix products in {form}: {peaks[form] / 1e12:.4g} TFLOP/s", flush=True)
-        floor += flop / peaks[form]
-    return {"gflop": products.gflop, "floor_ms": 1e3 * floor}
+    def _first(self) -> None:
+        self.first_seconds = self.trainer.run_epoch()["seconds"]
+
+    def row(self, peaks: dict[str, float], *, repeats: int) -> dict[str, Any]:
+        """Medians over epochs of `steps` steps, beside the time of their arithmetic.
+
+        `peaks` has what was measured of matrix products before, and takes what is measured now.
+        """
+        trainer, cuda = self.trainer, self.device.type == "cuda"
+        seconds = [trainer.run_epoch()["seconds"] / self.steps for _ in range(repeats)]
+        row: dict[str, Any] = {
+            "ms": 1e3 * statistics.median(seconds),
+            "ms_least": 1e3 * min(seconds),
+            "ms_most": 1e3 * max(seconds),
+            "busy_ms": None,
+            "kernels": None,
+            "peak_mib": self.peak / 2**20,
+            "first_epoch_s": self.first_seconds,
+            "captured": cuda and trainer.captured is not None,
+        }
+        if cuda:
+            kernels = measuring.kernels(trainer.run_epoch)
+            row["busy_ms"] = 1e3 * sum(seconds for seconds, _ in kernels.values()) / self.steps
+            row["kernels"] = round(sum(calls for _, calls in kernels.values()) / self.steps)
+        row |= {"gflop": self.products.gflop, "floor_ms": 1e3 * self._floor(peaks)}
+        return row | {"share": row["floor_ms"] / row["ms"]}
+
+    def _floor(self, peaks: dict[str, float]) -> float:
+        """Seconds of the arithmetic at the peak of its formats."""
+        names = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+        single = "tf32" if self.trainer.precision.tf32 else "float32"
+        floor = 0.0
+        for dtype, flop in self.products.flop.items():
+            form = names.get(dtype, single)
+            if form not in peaks:
+                peaks[form] = measuring.products_peak(form, self.device)
+                print(f"matrix products in {form}: {peaks[form] / 1e12:.4g} TFLOP/s", flush=True)
+            floor += flop / peaks[form]
+        return floor
 
 
 def peer_row(case: Case, device: torch.device, *, repeats: int) -> dict[str, Any]:
@@ -182,59 +193,101 @@ def peer_row(case: Case, device: torch.device, *, repeats: int) -> dict[str, Any
     }
 
 
-def rows(options: argparse.Namespace, peaks: dict[str, float]) -> Iterator[dict[str, Any]]:
-    """All rows, one by one as they are measured."""
-    device = options.device
-    beside = peer.available(options.peer)
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    """What is measured, in the order of the table."""
     for precision in options.precisions:
         for method in options.methods:
             if precision != usable(method, precision, options.shape):
                 print(f"{method}, {precision}: left out, it leaves the range of float16")
                 continue
             for regularized in (False, True) if METHODS[method]().uses_bounds else (False,):
-                case = Case(
+                yield Case(
                     method=method, precision=precision, regularized=regularized,
                     shape=options.shape, width=options.width, batch_size=options.batch_size,
                     root_steps=options.steps,
                 )  # fmt: skip
-                row = {"method": method, "precision": precision, "regularized": regularized}
-                row |= measured(case, device, steps=options.epoch, repeats=options.repeats)
-                row |= arithmetic(case, device, peaks)
-                yield row | {"share": row["floor_ms"] / row["ms"]}
-            if beside and method in PEER_METHODS and precision in ("float32", "tf32"):
-                case = replace(case, regularized=False)
-                row = {"method": f"{method}, auto_LiRPA", "precision": precision}
-                row |= {"regularized": False, **peer_row(case, device, repeats=options.repeats)}
-                yield row
-            release(device)
+
+
+def rows(options: argparse.Namespace, peaks: dict[str, float]) -> Iterator[dict[str, Any]]:
+    """All rows, one by one as they are measured."""
+    device, wanted = options.device, list(cases(options))
+    beside = peer.available(options.peer)
+    for case, found in zip(wanted, measured(wanted, options, peaks), strict=True):
+        row: dict[str, Any] = {"method": case.method, "precision": case.precision}
+        yield row | {"regularized": case.regularized} | found
+        single = case.precision in ("float32", "tf32")
+        if beside and case.method in PEER_METHODS and single and not case.regularized:
+            row |= {"method": f"{case.method}, auto_LiRPA", "regularized": False}
+            yield row | peer_row(case, device, repeats=options.repeats)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def measured(
+    wanted: Sequence[Case], options: argparse.Namespace, peaks: dict[str, float]
+) -> Iterator[dict[str, Any]]:
+    """The figures of every case; there are none of one that failed in a process of its own."""
+    if options.jobs > 1:
+        yield from measured_apart(wanted, options, peaks)
+        return
+    for case in wanted:
+        yield Subject(case, options.device, steps=options.epoch).row(
+            peaks, repeats=options.repeats
+        )
+
+
+def measured_apart(
+    wanted: Sequence[Case], options: argparse.Namespace, peaks: dict[str, float]
+) -> Iterator[dict[str, Any]]:
+    """The same, each case in a process of its own.
+
+    `--jobs` of them compile at once; then one at a time is measured while the others wait.
+    """
+    # Each process compiles kernels in several others.
+    os.environ.setdefault(
+        "TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs))
+    )
+    spawn = multiprocessing.get_context("spawn")
+    slots = spawn.Semaphore(options.jobs)
+    ends = []
+    for case in wanted:
+        ours, theirs = spawn.Pipe()
+        words = (case, options.device, options.epoch, options.repeats, slots, theirs)
+        spawn.Process(target=measured_on_call, args=words).start()
+        theirs.close()
+        ends.append(ours)
+    ready = [received(end) is not None for end in ends]
+    for end, is_ready in zip(ends, ready, strict=True):
+        if is_ready:
+            end.send(peaks)
+        found = received(end) if is_ready else None
+        row, measured_peaks = ({}, {}) if found is None else found
+        peaks.update(measured_peaks)
+        yield row
+
+
+def measured_on_call(
+    case: Case, device: torch.device, steps: int, repeats: int, slots: Any, end: Connection
+) -> None:
+    """Compiles the step, says so, and measures it when the peaks known so far come in."""
+    with slots:
+        subject = Subject(case, device, steps=steps)
+    end.send("ready")
+    peaks = end.recv()
+    end.send((subject.row(peaks, repeats=repeats), peaks))
+
+
+def received(end: Connection) -> Any:
+    """What a process sends, or None where it has ended instead."""
+    try:
+        return end.recv()
+    except EOFError:
+        return None
 
 
 def usable(method: str, precision: str, shape: str) -> str:
     """The format itself, or the one that this method has to be trained in instead of it."""
     return in_range(recipe(shape, method, precision=precision)).settings.precision
-
-
-def compile_ahead(options: argparse.Namespace) -> None:
-    """Every method and format in a process of its own, `--jobs` at once; the cache keeps it."""
-    cases = [(method, precision) for precision in options.precisions for method in options.methods]
-
-    def compiled(case: tuple[str, str], scratch: str) -> None:
-        method, precision = case
-        words = [
-            sys.executable, __file__, "--device", options.device, "--shape", options.shape,
-            "--width", options.width, "--batch-size", options.batch_size, "--steps", options.steps,
-            "--methods", method, "--precisions", precision, "--epoch", 1, "--repeats", 1,
-            "--peer", "off", "--out", Path(scratch, f"{method}-{precision}.json"),
-        ]  # fmt: skip
-        subprocess.run([str(word) for word in words], stdout=subprocess.DEVNULL, check=True)
-
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(compiled, cases, [scratch] * len(cases)))
-
-
-def release(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 # -- the eager step on two CPU cores -------------------------------------------------------
@@ -319,7 +372,7 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     add("--epoch", type=int, help="steps timed together; default: 100 on CUDA, 2 on a CPU")
     add("--repeats", default=9, type=int)
     add("--jobs", default=1, type=int,
-        help="with more than 1, that many processes compile the steps beforehand")  # fmt: skip
+        help="with more than 1, that many processes compile side by side")  # fmt: skip
     add("--peer", default="auto", help="auto, off, or the folder that holds auto_LiRPA")
     add("--cpu-targets", action="store_true", help="the eager step against bare products")
     add("--threads", default=2, type=int, help="of --cpu-targets")
@@ -362,21 +415,22 @@ def main(words: list[str] | None = None) -> None:
             torch.set_num_threads(before)
         print(target_table(record["targets"]))
     else:
-        if options.jobs > 1:
-            compile_ahead(options)
         peaks: dict[str, float] = {}
         found = []
         for row in rows(options, peaks):
             found.append(row)
             print(", ".join(f"{name} {measuring.shown(row[name])}" for name in row), flush=True)
         print("\n" + measuring.table(found))
+        whole = [row for row in found if "ms" in row]
         record |= {
             "width": options.width,
-            "rows": found,
+            "rows": whole,
             "peaks_tflops": {form: peak / 1e12 for form, peak in peaks.items()},
             "environment": measuring.facts(options.device),
         }
     measuring.write(options.out, record)
+    if not options.cpu_targets and len(whole) < len(found):
+        raise SystemExit("rows without figures failed: the errors stand above")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -119,15 +120,51 @@ def test_step_measures_every_method(tmp_path, capsys):
     assert printed.count("acert-fast") == 4  # two rows as they come, two in the table
 
 
-def test_step_compiles_beforehand_and_leaves_out_what_leaves_the_range(tmp_path, capsys):
+def test_step_leaves_out_what_leaves_the_range(tmp_path, capsys):
     out = tmp_path / "step.json"
     step.main([
         "--device", "cpu", "--width", "1", "--batch-size", "4", "--epoch", "1", "--repeats", "1",
         "--peer", "off", "--methods", "crown-ibp,standard", "--precisions", "float16",
-        "--jobs", "2", "--out", str(out),
+        "--out", str(out),
     ])  # fmt: skip
     assert [row["method"] for row in written(out)["rows"]] == ["standard"]
     assert "crown-ibp, float16: left out" in capsys.readouterr().out
+
+
+def test_step_measures_the_same_in_processes_of_their_own(tmp_path, capsys):
+    words = [
+        "--device", "cpu", "--width", "1", "--batch-size", "4", "--epoch", "1", "--repeats", "1",
+        "--peer", "off", "--methods", "standard,fastibp", "--out", str(tmp_path / "step.json"),
+    ]  # fmt: skip
+    alone, apart = [], []
+    for found, jobs in ((alone, "1"), (apart, "2")):
+        step.main([*words, "--jobs", jobs])
+        record = written(tmp_path / "step.json")
+        assert record["peaks_tflops"].keys() == {"float32"}
+        names = ("method", "precision", "regularized", "gflop")
+        found += [[row[name] for name in names] for row in record["rows"]]
+    assert alone == apart
+    assert len(apart) == 3
+
+
+def test_step_says_which_process_failed_and_keeps_the_others(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "step.json"
+    whole = step.cases
+
+    def broken(options):
+        standard, *_ = whole(options)
+        yield replace(standard, network="none")
+        yield standard
+
+    monkeypatch.setattr(step, "cases", broken)
+    with pytest.raises(SystemExit, match="rows without figures failed"):
+        step.main([
+            "--device", "cpu", "--width", "1", "--batch-size", "4", "--epoch", "1",
+            "--repeats", "1", "--peer", "off", "--jobs", "2", "--out", str(out),
+        ])  # fmt: skip
+    assert [row["method"] for row in written(out)["rows"]] == ["standard"]
+    lines = capsys.readouterr().out.splitlines()
+    assert "method standard, precision float32, regularized False" in lines  # and no figures
 
 
 def test_step_refuses_unknown_names(tmp_path, capsys):
