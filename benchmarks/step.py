@@ -231,9 +231,7 @@ def measured(
         yield from measured_apart(wanted, options, peaks)
         return
     for case in wanted:
-        yield Subject(case, options.device, steps=options.epoch).row(
-            peaks, repeats=options.repeats
-        )
+        yield Subject(case, options.device, steps=options.epoch).row(peaks, repeats=options.repeats)
 
 
 def measured_apart(
