@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from acert import models
+from acert import cuda, models
 from acert.bounds import propagate
 from acert.bounds.margin import box
 from acert.data import Augmentation, Split, to_float
@@ -369,6 +369,18 @@ def test_arithmetic_is_the_settings_own_and_the_callers_comes_back():
         with trainer(precision=precision).arithmetic():
             assert matmul.fp32_precision == expected
         assert matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_step_that_cannot_be_captured_is_none_with_a_message(precision, monkeypatch, capsys):
+    def refused(*_, **named):
+        raise RuntimeError("no graph of this")
+
+    monkeypatch.setattr(cuda, "CapturedStep", refused)
+    loop = trainer(precision=precision)
+    batch = next(loop.batches(1))
+    assert cuda._captured(loop, batch, loop.scalars(0), phase=loop.phase(0)) is None
+    assert "runs eagerly, several times slower: no graph of this" in capsys.readouterr().err
 
 
 # -- determinism and state ----------------------------------------------------------------

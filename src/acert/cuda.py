@@ -121,7 +121,8 @@ def _captured(
         with _uncollected():
             step = CapturedStep(trainer, batch, scalars, phase=phase, compiled=usual)
     except Exception as error:
-        trainer.scaler._per_optimizer_states.clear()  # it may have stopped between two of its calls
+        if trainer.scaler.is_enabled():  # it may have stopped between two of its calls
+            trainer.scaler._per_optimizer_states.clear()
         what = (
             "the step could not be compiled and runs eagerly, several times slower"
             if usual
