@@ -37,16 +37,18 @@ def crown_differences(output: Interval, labels: Tensor) -> Tensor:
         raise InvalidInput(
             "`output` must come out of a pass with BoundPass(record=True); got record=False"
         )
-    classes = output.shape[1]
-    own = F.one_hot(labels.long(), classes)
-    rows = torch.eye(classes, dtype=output.dtype, device=output.device) - own.unsqueeze(1)
+    classes, labels = output.shape[1], labels.long().unsqueeze(1)
+    # The classes behind the label, round to the one before it; of one class alone, itself.
+    others = (labels + torch.arange(1, max(classes, 2), device=labels.device)) % classes
+    rows = F.one_hot(others, classes) - F.one_hot(labels, classes)
     bound = LinearBound(output, rows.to(output.dtype))
     while True:
         interval, A = bound.latest()
         bound.refuse_infinite(interval)
         source = interval.source
         if source is None:
-            return bound.upper(interval, A).masked_fill(own.bool(), 0.0)
+            upper = bound.upper(interval, A)
+            return upper.new_zeros(output.shape).scatter(1, others, upper).scatter(1, labels, 0.0)
         rule = BACKWARD.get(source.rule)
         if rule is None:
             refuse(source.function, 'CROWN has no backward rule for it; `bounds="ibp"` has')

@@ -23,8 +23,10 @@ __all__ = ["LinearBound", "Step", "dot"]
 
 def dot(A: Tensor, x: Tensor) -> Tensor:
     """A . x for every sample and row: (B, rows, ...) and what broadcasts to (B, ...)."""
-    x = x.expand(A.shape[0], *A.shape[2:]).reshape(len(A), -1, 1)
-    return (A.reshape(*A.shape[:2], -1) @ x).squeeze(2)
+    x = x.expand(A.shape[0], *A.shape[2:])
+    if torch.compiler.is_compiling():  # in one kernel with what else reads A; a product is its own
+        return (A * x.unsqueeze(1)).flatten(2).sum(2)
+    return (A.reshape(*A.shape[:2], -1) @ x.reshape(len(A), -1, 1)).squeeze(2)
 
 
 class LinearBound:

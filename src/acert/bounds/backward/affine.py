@@ -77,14 +77,23 @@ def convolution(
 ) -> None:
     """The walk back through a convolution: one transposed, cut to the input."""
     forward, transposed, weight, bias = _prepared(step, input, weight, bias)
-    full = transposed(step.A.flatten(0, 1), weight, stride=stride, dilation=dilation, groups=groups)
-    # What fell on the padding is cut off; what the stride never reached has coefficient 0.
-    sides: list[int] = []
-    for axis, before in enumerate(_padding_before(padding, weight.shape[2:], dilation)):
-        room = input.shape[2 + axis] - full.shape[2 + axis]
-        sides = [-before, room + before, *sides]
+    kernel = weight.shape[2:]
+    before = _padding_before(padding, kernel, dilation)
+    # What the stride never reached has coefficient 0; an odd padding behind the input is cut off.
+    room: list[int] = []
+    cut: list[int] = []
+    for axis, (size, moved, spread) in enumerate(
+        zip(kernel, each(stride, len(kernel)), each(dilation, len(kernel)), strict=True)
+    ):
+        reached = (step.A.shape[3 + axis] - 1) * moved + spread * (size - 1) + 1 - 2 * before[axis]
+        rest = input.shape[2 + axis] - reached
+        room.append(max(rest, 0))
+        cut = [0, min(rest, 0), *cut]
+    coefficients = transposed(
+        step.A.flatten(0, 1), weight, None, stride, before, room, groups, dilation
+    )
     _send_kernel(
-        step, input, weight, bias, F.pad(full, sides),
+        step, input, weight, bias, F.pad(coefficients, cut) if any(cut) else coefficients,
         lambda x, w, b: forward(x, w, b, stride, padding, dilation, groups),
         network=weight.shape[1], own=weight.shape[0] // groups,
     )  # fmt: skip
