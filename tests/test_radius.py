@@ -230,6 +230,19 @@ def test_accuracy_does_not_depend_on_the_arithmetic(seed):
     assert torch.equal(wrong[0], wrong[1])
 
 
+def test_behind_the_threshold_of_softplus_the_prediction_is_the_models():
+    model = nn.Sequential(nn.Softplus(threshold=2.0), nn.Linear(2, 2)).requires_grad_(False)
+    model[1].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    model[1].bias.copy_(torch.tensor([0.0, 0.49]))
+    image = torch.tensor([[2.5, 2.0]])  # 2.5 as it is and 2.127 + 0.49: the second leads
+    result = acert.certified_radius(model, image, max_radius=0.1, domain=None)
+    assert result.prediction.item() == model(image).argmax().item() == 1
+    image = torch.tensor([[2.5, 2.005]])  # 2.005 + 0.49, behind the threshold as well
+    result = acert.certified_radius(model, image, max_radius=0.1, domain=None)
+    assert result.prediction.item() == model(image).argmax().item() == 0
+    assert result.value.item() == pytest.approx(0.0025, rel=1e-3)
+
+
 def test_without_labels_the_prediction_is_certified():
     model, images, _ = random_net(4)
     result = acert.certified_radius(model, images, max_radius=0.1)
