@@ -47,9 +47,9 @@ def add(verbs: Any) -> Parser:
     add("--vnnlib", type=Path, metavar="DIR", help="with --plain: folder for model and properties")
     add("--images", type=_range, help="with --vnnlib: test images, such as 0:100 (default: all)")
     add("--radius", type=_fraction, help="with --vnnlib: of every property, such as 2/255")
-    add("--timeout", type=int, default=300, help="with --vnnlib: seconds a property (default: 300)")
+    add("--timeout", type=int, help="with --vnnlib: seconds a property (default: 300)")
     add("--max-radius", type=as_number, help="largest radius looked for (default: the run's)")
-    add("--steps", type=int, default=20, help="bisections of [0, max_radius] (default: 20)")
+    add("--steps", type=int, help="bisections of [0, max_radius] (default: 20)")
     add("--model", help="package.module:factory, or :model, of your own")
     add("--weights", type=Path, help="safetensors file, or .pt state dict, of your own model")
     add("--dataset", help="data set for your own model")
@@ -84,8 +84,14 @@ def _export(options: argparse.Namespace) -> None:
         raise InvalidInput("`--vnnlib` must come with `--plain`: verifiers read the network alone")
     if (options.vnnlib is None) != (options.radius is None):
         raise InvalidInput("`--vnnlib` and `--radius` must come together")
-    if options.images is not None and options.vnnlib is None:
-        raise InvalidInput("`--images` must come with `--vnnlib`")
+    for flag in ("images", "timeout"):
+        if vars(options)[flag] is not None and options.vnnlib is None:
+            raise InvalidInput(f"`--{flag}` must come with `--vnnlib`")
+    for flag, given in (("max-radius", options.max_radius), ("steps", options.steps)):
+        if given is not None and options.plain:
+            raise InvalidInput(
+                f"`--{flag}` must be left out with `--plain`: no radius is looked for"
+            )
     subject = _from_run(options) if options.run is not None else _own(options)
     if options.to is not None:
         records.make_writable(options.to.parent)  # before the work, not after it
@@ -95,7 +101,7 @@ def _export(options: argparse.Namespace) -> None:
         else:
             classifier = CertifiedClassifier(
                 subject.model, max_radius=subject.max_radius, domain=subject.domain,
-                steps=options.steps, elide=subject.elide,
+                steps=20 if options.steps is None else options.steps, elide=subject.elide,
             )  # fmt: skip
             write_certified(classifier, subject.examples(), options.to, record=subject.record)
             print(
@@ -119,7 +125,8 @@ def _benchmark(subject: _Subject, options: argparse.Namespace) -> None:
     images = data.to_float(split.images[start:end])
     written = write_benchmark(
         subject.model, images, split.labels[start:end], options.vnnlib, name=subject.name,
-        radius=options.radius, domain=subject.domain, first=start, timeout=options.timeout,
+        radius=options.radius, domain=subject.domain, first=start,
+        timeout=300 if options.timeout is None else options.timeout,
         record=subject.record,
     )  # fmt: skip
     print(
