@@ -475,6 +475,8 @@ def test_a_model_of_ones_own_is_exported(call, tmp_path, monkeypatch):
         (["digits-acert", "--to", "x", "--images", "0:3"], "`--images` must come with `--vnnlib`"),
         (["digits-acert", "--to", "x", "--timeout", "9"], "`--timeout` must come with `--vnnlib`"),
         (["digits-acert", "--to", "x", "--plain", "--steps", "9"], "`--steps` must be left out"),
+        (["digits-acert", "--to", "x", "--plain", "--no-elide"], "`--no-elide` must be left out w"),
+        (["digits-acert", "--to", "x", "--no-elide"], "`--no-elide` must be left out where a run"),
         (["digits-acert", "--to", "x", "--plain", "--max-radius", "1"], "`--max-radius` must be l"),
         (["digits-acert", "--plain", "--vnnlib", "b", "--radius", "0.1", "--images", "300:400"],
          "`--images` must lie in the test set of 359 images; got 300:400"),

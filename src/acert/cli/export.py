@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from acert import data, records
-from acert.cli.certify import with_weights
+from acert.cli.certify import refuse_no_elide, with_weights
 from acert.cli.flags import Parser, add_verb, as_number, own_model
 from acert.data import Split
 from acert.deploy import CertifiedClassifier, write_benchmark, write_certified, write_plain
@@ -53,6 +53,7 @@ def add(verbs: Any) -> Parser:
     add("--model", help="package.module:factory, or :model, of your own")
     add("--weights", type=Path, help="safetensors file, or .pt state dict, of your own model")
     add("--dataset", help="data set for your own model")
+    add("--no-elide", action="store_true", help="your own model does not end in a linear layer")
     add("--data-dir", type=Path, help="where the data are ($ACERT_DATA_DIR)")
     return parser
 
@@ -87,8 +88,11 @@ def _export(options: argparse.Namespace) -> None:
     for flag in ("images", "timeout"):
         if vars(options)[flag] is not None and options.vnnlib is None:
             raise InvalidInput(f"`--{flag}` must come with `--vnnlib`")
-    for flag, given in (("max-radius", options.max_radius), ("steps", options.steps)):
-        if given is not None and options.plain:
+    for flag, given in (
+        ("max-radius", options.max_radius is not None), ("steps", options.steps is not None),
+        ("no-elide", options.no_elide),
+    ):  # fmt: skip
+        if given and options.plain:
             raise InvalidInput(
                 f"`--{flag}` must be left out with `--plain`: no radius is looked for"
             )
@@ -139,6 +143,7 @@ def _from_run(options: argparse.Namespace) -> _Subject:
     for flag in ("weights", "dataset"):
         if vars(options)[flag] is not None:
             raise InvalidInput(f"`--{flag}` must be left out where a run is given")
+    refuse_no_elide(options)
     folder = run_folder(options.run)
     experiment = run_experiment(folder)
     factory = None if options.model is None else own_model(options.model)
@@ -183,7 +188,7 @@ def _own(options: argparse.Namespace) -> _Subject:
         model=model,
         name=options.weights.stem, dataset=options.dataset,
         shape=tuple(split.images.shape[1:]), domain=known.domain,
-        max_radius=options.max_radius, elide=True,
+        max_radius=options.max_radius, elide=not options.no_elide,
         record={"model": options.model},
     )  # fmt: skip
 
