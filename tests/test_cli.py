@@ -277,6 +277,12 @@ from torch import nn
 def net(shape, classes):
     return nn.Sequential(nn.Linear(shape[0], 8), nn.ReLU(), nn.Linear(8, classes))
 
+def lazy(shape, classes):
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(classes))
+
+def bent(shape, classes):
+    return nn.Sequential(net(shape, classes), nn.Tanh())
+
 def conv(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, classes))
 
@@ -305,6 +311,31 @@ def own(tmp_path, monkeypatch):
 
 
 OWN = ["--dataset", "npz", "--data-dir", "mine.npz", "--model", "my_models:net"]
+
+
+@pytest.mark.usefixtures("own")
+def test_layers_that_get_their_shapes_from_an_input(call):
+    words = ["train", *OWN[:-1], "my_models:lazy", "--epochs", "1", "--device", "cpu"]
+    status, _, _ = call(*words, "--batch-size", "8", "--out", "run")
+    assert status == 0
+    status, out, _ = call("certify", "run", "--model", "my_models:lazy", "--device", "cpu")
+    assert status == 0
+    assert "20 test images of npz" in out
+
+
+@pytest.mark.usefixtures("own")
+def test_a_model_that_does_not_end_in_a_linear_layer(call):
+    own = [*OWN[:-1], "my_models:bent"]
+    words = ["train", *own, "--epochs", "1", "--batch-size", "8", "--device", "cpu"]
+    assert "`--set elide=False` to `acert train`" in refused_after_notes(call(*words))
+    assert call(*words, "--set", "elide=False", "--out", "run")[0] == 0
+    status, out, _ = call("certify", "run", "--model", "my_models:bent", "--device", "cpu")
+    assert status == 0
+    words = ["certify", *own, "--weights", "run/model.safetensors", "--max-radius", "0.05"]
+    status, again, _ = call(*words, "--no-elide", "--out", "other")
+    assert status == 0
+    assert again.splitlines()[:2] == out.splitlines()[:2]
+    assert "`--no-elide` with `--weights`" in refused(call(*words, "--out", "third"))
 
 
 @pytest.mark.usefixtures("own")

@@ -389,6 +389,12 @@ def test_ibp_init_refuses_layers_that_are_not_the_models():
         ibp_init_(mlp(4, [4], 2), after_add=[nn.ReLU()])
 
 
+def test_ibp_init_refuses_weights_without_a_shape():
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))
+    with pytest.raises(InvalidInput, match="`model` must be initialised; got a weight without"):
+        ibp_init_(model)
+
+
 def test_ibp_init_refuses_parametrised_weights_before_it_draws():
     model = mlp(4, [4, 4], 2)
     weight_norm(model[3])

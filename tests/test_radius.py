@@ -230,6 +230,19 @@ def test_accuracy_does_not_depend_on_the_arithmetic(seed):
     assert torch.equal(wrong[0], wrong[1])
 
 
+def test_behind_the_threshold_of_softplus_the_prediction_is_the_models():
+    model = nn.Sequential(nn.Softplus(threshold=2.0), nn.Linear(2, 2)).requires_grad_(False)
+    model[1].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    model[1].bias.copy_(torch.tensor([0.0, 0.49]))
+    image = torch.tensor([[2.5, 2.0]])  # 2.5 as it is and 2.127 + 0.49: the second leads
+    result = acert.certified_radius(model, image, max_radius=0.1, domain=None)
+    assert result.prediction.item() == model(image).argmax().item() == 1
+    image = torch.tensor([[2.5, 2.005]])  # 2.005 + 0.49, behind the threshold as well
+    result = acert.certified_radius(model, image, max_radius=0.1, domain=None)
+    assert result.prediction.item() == model(image).argmax().item() == 0
+    assert result.value.item() == pytest.approx(0.0025, rel=1e-3)
+
+
 def test_without_labels_the_prediction_is_certified():
     model, images, _ = random_net(4)
     result = acert.certified_radius(model, images, max_radius=0.1)
@@ -238,12 +251,25 @@ def test_without_labels_the_prediction_is_certified():
     assert Status.MISCLASSIFIED not in result.status
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
-def test_labels_of_any_integer_type(dtype):
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.uint16, torch.uint32, torch.uint64, torch.int32]
+)
+@pytest.mark.parametrize("bounds", ["ibp", "crown-ibp"])
+def test_labels_of_any_integer_type(dtype, bounds):
     model, images, labels = random_net(4)
-    result = acert.certified_radius(model, images, labels.to(dtype), max_radius=0.1)
-    expected = acert.certified_radius(model, images, labels, max_radius=0.1)
+    options = {"max_radius": 0.1, "bounds": bounds, "differentiable": True}
+    result = acert.certified_radius(model, images, labels.to(dtype), **options)
+    expected = acert.certified_radius(model, images, labels, **options)
     assert torch.equal(result.value, expected.value)
+
+
+@pytest.mark.parametrize("classes", [200, 256, 300])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_labels_whose_type_does_not_hold_the_number_of_classes(classes, dtype):
+    model, images = nn.Linear(4, classes), torch.rand(6, 4)
+    labels = torch.tensor([0, 1, 50, 99, 100, 127])
+    narrow = acert.certified_margin(model, images, labels.to(dtype), 0.01)
+    assert torch.equal(narrow, acert.certified_margin(model, images, labels, 0.01))
 
 
 # -- the proof --------------------------------------------------------------------------

@@ -405,6 +405,19 @@ def test_list_shows_every_row(capsys, tmp_path):
     assert "needs data" in lines[5]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-v"], "`--verbose` must come with `--list`"),
+        (["--render", "table1"], "`--render` writes all rows"),
+        (["--render", "--rows", ACERT.id], "`--render` writes all rows"),
+    ],
+)
+def test_flags_that_would_be_passed_over_are_refused(capsys, words, message):
+    assert main(["reproduce", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_list_names_damaged_records_and_prints_commands(capsys, tmp_path):
     run = made_run(tmp_path / "a", ACERT.training)
     folder = publish(run, tmp_path / "results")

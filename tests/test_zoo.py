@@ -164,6 +164,12 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
         load_model(tmp_path)
 
 
+def test_a_module_without_shapes_is_refused(own_run):
+    lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(10))
+    with pytest.raises(InvalidInput, match=r"`model` must be initialised; got `1\.bias` without"):
+        load_model(own_run.folder, model=lazy)
+
+
 def test_weights_that_do_not_fit_are_refused(own_run, tmp_path):
     def wide(shape, classes):
         return factory(shape, classes + 1)

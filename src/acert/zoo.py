@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from acert import records
 from acert.errors import AcertError, InvalidInput, RunError
@@ -101,6 +102,10 @@ def _check_fit(model: nn.Module, arrays: dict[str, Any], source: Path) -> None:
             raise RunError(f"{source} does not fit the model: it has no {name}")
         if name not in wanted:
             raise RunError(f"{source} does not fit the model, which has no {name}")
+        if is_lazy(wanted[name]):
+            raise InvalidInput(
+                f"`model` must be initialised; got `{name}` without a shape: call it on an input"
+            )
         here, there = tuple(wanted[name].shape), tuple(arrays[name].shape)
         if here != there:
             raise RunError(f"{source} does not fit the model: {name} has {there}, not {here}")

@@ -164,7 +164,10 @@ def check_logits(output: Interval | Tensor, labels: Tensor | None, samples: int)
             f"`model` must return logits of shape ({samples}, classes) with classes >= 2; "
             f"got {shape}"
         )
-    if labels is not None and not bool(((labels >= 0) & (labels < shape[1])).all()):
+    if labels is None:
+        return
+    labels = labels.long()  # uint8 would turn 256 classes into none, and uint16 compares nothing
+    if not bool(((labels >= 0) & (labels < shape[1])).all()):
         raise InvalidInput(
             f"`labels` must be in [0, {shape[1] - 1}]; got values in "
             f"[{labels.min().item()}, {labels.max().item()}]"

@@ -166,7 +166,8 @@ def upper_differences(output: Interval, labels: Tensor) -> Tensor:
     if output.affine is None:
         raise UnsupportedOperation(
             "`elide=True` needs a model whose last operation is a linear layer; the last one "
-            f"was {output.operation}. Pass `elide=False` for the plain margin (Eq. 3)"
+            f"was {output.operation}. Pass `elide=False` for the plain margin (Eq. 3): "
+            "`--set elide=False` to `acert train`, `--no-elide` with `--weights`"
         )
     output.affine.check()
     column = labels.long().unsqueeze(1)

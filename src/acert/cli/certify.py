@@ -35,7 +35,7 @@ from acert.processes import join, local_device
 from acert.state_dict import read_state_dict
 from acert.zoo import load_model, load_weights, run_experiment, run_folder
 
-__all__ = ["add", "with_weights"]
+__all__ = ["add", "refuse_no_elide", "with_weights"]
 
 _EXAMPLES = """examples:
   acert certify runs/c25                        the test set, proven in real arithmetic
@@ -72,6 +72,7 @@ def add(verbs: Any) -> Parser:
     add("--model", help="package.module:factory, or :model, of your own")
     add("--weights", type=Path, help="safetensors file, or .pt state dict, of your own model")
     add("--dataset", help="data set for your own model")
+    add("--no-elide", action="store_true", help="your own model does not end in a linear layer")
     add("--out", type=Path, help="folder for the certificates, in place of those there; "
         "no other run's (default: the run's)")  # fmt: skip
     add("--attack", action="store_true", help="attack every sample by PGD: an upper bound beside "
@@ -90,6 +91,7 @@ def _certify(options: argparse.Namespace) -> int:
         given = [f"--{name}" for name in ("weights", "dataset") if own[name] is not None]
         if given:
             raise InvalidInput(f"`{given[0]}` must be left out where a run is given")
+        refuse_no_elide(options)
         folder = run_folder(options.run)
         experiment = run_experiment(folder)
         settings, name = experiment.settings, experiment.dataset
@@ -113,7 +115,8 @@ def _certify(options: argparse.Namespace) -> int:
             raise InvalidInput(
                 f"give a run folder, or a model of your own, which needs {', '.join(absent)} too"
             )
-        name, max_radius, elide, out = options.dataset, options.max_radius, True, options.out
+        name, max_radius, out = options.dataset, options.max_radius, options.out
+        elide = not options.no_elide
         _refuse_run(out)
         known = data.facts(name, data_dir=options.data_dir)
         split, domain = data.load_test(name, data_dir=options.data_dir), known.domain
@@ -227,6 +230,12 @@ def _report(check: AttackCheck) -> int:
         "rule of acert's own; please report the latter"
     )
     return 1
+
+
+def refuse_no_elide(options: argparse.Namespace) -> None:
+    """Refuses a margin other than the one that a run was trained with."""
+    if options.no_elide:
+        raise InvalidInput("`--no-elide` must be left out where a run is given: its config says it")
 
 
 def with_weights(options: argparse.Namespace, split: Split, classes: int | None) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from acert import data, records
-from acert.cli.certify import with_weights
+from acert.cli.certify import refuse_no_elide, with_weights
 from acert.cli.flags import Parser, add_verb, as_number, own_model
 from acert.data import Split
 from acert.deploy import CertifiedClassifier, write_benchmark, write_certified, write_plain
@@ -47,12 +47,13 @@ def add(verbs: Any) -> Parser:
     add("--vnnlib", type=Path, metavar="DIR", help="with --plain: folder for model and properties")
     add("--images", type=_range, help="with --vnnlib: test images, such as 0:100 (default: all)")
     add("--radius", type=_fraction, help="with --vnnlib: of every property, such as 2/255")
-    add("--timeout", type=int, default=300, help="with --vnnlib: seconds a property (default: 300)")
+    add("--timeout", type=int, help="with --vnnlib: seconds a property (default: 300)")
     add("--max-radius", type=as_number, help="largest radius looked for (default: the run's)")
-    add("--steps", type=int, default=20, help="bisections of [0, max_radius] (default: 20)")
+    add("--steps", type=int, help="bisections of [0, max_radius] (default: 20)")
     add("--model", help="package.module:factory, or :model, of your own")
     add("--weights", type=Path, help="safetensors file, or .pt state dict, of your own model")
     add("--dataset", help="data set for your own model")
+    add("--no-elide", action="store_true", help="your own model does not end in a linear layer")
     add("--data-dir", type=Path, help="where the data are ($ACERT_DATA_DIR)")
     return parser
 
@@ -84,8 +85,17 @@ def _export(options: argparse.Namespace) -> None:
         raise InvalidInput("`--vnnlib` must come with `--plain`: verifiers read the network alone")
     if (options.vnnlib is None) != (options.radius is None):
         raise InvalidInput("`--vnnlib` and `--radius` must come together")
-    if options.images is not None and options.vnnlib is None:
-        raise InvalidInput("`--images` must come with `--vnnlib`")
+    for flag in ("images", "timeout"):
+        if vars(options)[flag] is not None and options.vnnlib is None:
+            raise InvalidInput(f"`--{flag}` must come with `--vnnlib`")
+    for flag, given in (
+        ("max-radius", options.max_radius is not None), ("steps", options.steps is not None),
+        ("no-elide", options.no_elide),
+    ):  # fmt: skip
+        if given and options.plain:
+            raise InvalidInput(
+                f"`--{flag}` must be left out with `--plain`: no radius is looked for"
+            )
     subject = _from_run(options) if options.run is not None else _own(options)
     if options.to is not None:
         records.make_writable(options.to.parent)  # before the work, not after it
@@ -95,7 +105,7 @@ def _export(options: argparse.Namespace) -> None:
         else:
             classifier = CertifiedClassifier(
                 subject.model, max_radius=subject.max_radius, domain=subject.domain,
-                steps=options.steps, elide=subject.elide,
+                steps=20 if options.steps is None else options.steps, elide=subject.elide,
             )  # fmt: skip
             write_certified(classifier, subject.examples(), options.to, record=subject.record)
             print(
@@ -119,7 +129,8 @@ def _benchmark(subject: _Subject, options: argparse.Namespace) -> None:
     images = data.to_float(split.images[start:end])
     written = write_benchmark(
         subject.model, images, split.labels[start:end], options.vnnlib, name=subject.name,
-        radius=options.radius, domain=subject.domain, first=start, timeout=options.timeout,
+        radius=options.radius, domain=subject.domain, first=start,
+        timeout=300 if options.timeout is None else options.timeout,
         record=subject.record,
     )  # fmt: skip
     print(
@@ -132,6 +143,7 @@ def _from_run(options: argparse.Namespace) -> _Subject:
     for flag in ("weights", "dataset"):
         if vars(options)[flag] is not None:
             raise InvalidInput(f"`--{flag}` must be left out where a run is given")
+    refuse_no_elide(options)
     folder = run_folder(options.run)
     experiment = run_experiment(folder)
     factory = None if options.model is None else own_model(options.model)
@@ -176,7 +188,7 @@ def _own(options: argparse.Namespace) -> _Subject:
         model=model,
         name=options.weights.stem, dataset=options.dataset,
         shape=tuple(split.images.shape[1:]), domain=known.domain,
-        max_radius=options.max_radius, elide=True,
+        max_radius=options.max_radius, elide=not options.no_elide,
         record={"model": options.model},
     )  # fmt: skip
 

@@ -62,6 +62,10 @@ def _reproduce(options: argparse.Namespace) -> int:
     options.seeds = _seeds(options.seeds)
     if options.epochs is not None and options.epochs < 1:
         raise InvalidInput(f"`--epochs` must be at least 1; got {options.epochs}")
+    if options.verbose and not options.list:
+        raise InvalidInput("`--verbose` must come with `--list`")
+    if options.render and (options.which or options.rows is not None):
+        raise InvalidInput("`--render` writes all rows: leave tables, figures and `--rows` out")
     if options.print is not None:
         _print_commands(find(options.print), options)
         return 0

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from acert import data, models, records
 from acert.data import Augmentation, Dataset
 from acert.errors import AcertError, InvalidInput, RunError
+from acert.evaluation import evaluation_mode
 from acert.fields import check_fields
 from acert.methods import METHODS
 from acert.optimizers import Adam, Muon
@@ -140,7 +142,22 @@ def build_own(factory: object, input_shape: tuple[int, ...], num_classes: int) -
         ) from error
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"`model` must make a torch.nn.Module; got {type(model).__name__}")
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        _give_shapes(model, input_shape)
     return model
+
+
+def _give_shapes(model: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Has lazy layers take their shapes from an input, before weights are drawn or loaded."""
+    try:
+        with evaluation_mode(model), torch.no_grad():  # in training batch norm would count it
+            model(torch.zeros(2, *input_shape))
+    # Everything: what a module raises for a wrong shape is its own affair.
+    except Exception as error:
+        raise InvalidInput(
+            f"`model` must take inputs of shape {input_shape}; it answered: "
+            f"{(str(error) or type(error).__name__).splitlines()[0]}"
+        ) from error
 
 
 def read_experiment(folder: Path) -> Experiment:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from acert.errors import InvalidInput
@@ -56,6 +57,11 @@ def ibp_init_(
     halved.update(_readers_of_sums(model))
     drawn = [layer for layer in affine if layer not in linear[-1:]]
     for layer in drawn:
+        if is_lazy(layer.weight):
+            raise InvalidInput(
+                f"`model` must be initialised; got a weight without a shape in {layer}: call it "
+                "on an input first"
+            )
         if parametrize.is_parametrized(layer, "weight"):
             raise InvalidInput(
                 f"`model` must have plain weights; got a parametrised one in {layer}. "

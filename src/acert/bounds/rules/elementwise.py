@@ -261,19 +261,21 @@ def tanh(input: Interval) -> Interval:
 def softplus(input: Interval, beta: float = 1.0, threshold: float = 20.0) -> Interval:
     if beta <= 0:
         refuse(F.softplus, f"`beta` must be above 0; got {beta}")
-    # PyTorch turns to the identity where beta x > threshold and drops by `gap` there.
+    # PyTorch turns to the identity where beta x > threshold and drops by up to `gap` there.
     gap = (max(-threshold, 0.0) + math.log1p(math.exp(-abs(threshold)))) / beta
     lower, upper = input.ends()
 
     def smooth(x: Tensor) -> Tensor:
         return torch.logaddexp(x * beta, torch.zeros_like(x)) / beta
 
-    crossing = upper * beta >= threshold - 1e-6 * (1 + abs(threshold))
-    highest = smooth(upper)
+    near = 1e-6 * (1 + abs(threshold))
+    crossing = upper * beta >= threshold - near
+    beyond = lower * beta > threshold + near
+    highest = torch.where(beyond, upper, smooth(upper))
     if input.rounding is not None and threshold > math.log(input.rounding.largest):
         # A network's exp(beta x) is infinite before the threshold is met.
         highest = torch.where(upper * beta < math.log(input.rounding.largest), highest, math.nan)
-    return Interval(smooth(lower) - crossing * gap, highest)
+    return Interval(torch.where(beyond, lower, smooth(lower) - crossing * gap), highest)
 
 
 @rule(F.gelu, ulps=8)
