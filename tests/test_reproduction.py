@@ -406,7 +406,9 @@ def test_list_shows_every_row(capsys, tmp_path):
     (tmp_path / "none").mkdir()
     assert main(["reproduce", "--list", "mnist", "--results", str(tmp_path / "none"),
                  "--data-dir", str(tmp_path)]) == 0  # fmt: skip
-    assert all("needs data" in line for line in capsys.readouterr().out.splitlines()[1:])
+    listed = [line for line in capsys.readouterr().out.splitlines() if "/mnist/" in line]
+    assert len(listed) == len(paper.selected(["mnist"]))
+    assert all("needs data  0/" in line for line in listed)
 
 
 @pytest.mark.parametrize(
