@@ -929,6 +929,9 @@ def test_own_networks_of_one_class_are_told_apart(reference, tmp_path):
             models.mlp(2, [width], 3), blobs(), method=Acert(), max_radius=0.1, epochs=1,
             progress=False, seed=seed, out=tmp_path / str(seed),
         )  # fmt: skip
+    config = records.read_config(tmp_path / "0")
+    del config["layers"], config["data"]["validation_sha256"]  # as older runs have it
+    records.write_config(tmp_path / "0", config)
     groups = group_runs(read_runs([tmp_path])[0])
     assert [[run.name for run in group.runs] for group in groups] == [["0", "1"], ["2"]]
     assert [group.variant for group in groups] == ["parameters 27", "parameters 39"]
@@ -1060,6 +1063,71 @@ def test_checks_leave_the_running_statistics_alone(monkeypatch):
         train(model, blobs(), method=Acert(), max_radius=0.1, epochs=1, progress=False)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [module.training for module in model] == [True, False, True, True]
+
+
+def test_other_validation_samples_are_refused(tmp_path):
+    images, labels = blobs(30)
+    other = images.clone()
+    other[7, 1] += 1e-3
+
+    def call(validation, **changes):
+        words = {"method": Acert(), "max_radius": 0.1, "epochs": 2, "progress": False}
+        model, out = models.mlp(2, [4], 3), tmp_path / "run"
+        return train(model, blobs(), validation=validation, out=out, **(words | changes))
+
+    with pytest.raises(KeyboardInterrupt):
+        call((images, labels), progress=at(3, interrupt))
+    for changed in ((other, labels), (images, labels.flip(0))):
+        with pytest.raises(RunError, match=r"another config: `data\.validation_sha256` is"):
+            call(changed, resume=True)
+    assert call((images, labels), resume=True).history
+    config = records.read_config(tmp_path / "run")
+    del config["data"]["validation_sha256"]  # as older runs have it
+    records.write_config(tmp_path / "run", config)
+    assert call((other, labels), resume=True).history
+
+
+class _Own(nn.Module):
+    """Has parameters in a list, and a text of its own that is another one in every object."""
+
+    def __init__(self, **words):
+        super().__init__()
+        self.scales = nn.ParameterList([torch.ones(2)])
+        self.net = nn.Sequential(
+            nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 4, 3, padding=1, **words), nn.Flatten(),
+            nn.ReLU(), nn.Linear(8, 3),
+        )  # fmt: skip
+
+    def extra_repr(self):
+        return f"{self.scales[0]} {object()}"
+
+    def forward(self, x):
+        return self.net(x * self.scales[0])
+
+
+def test_another_network_of_the_same_shapes_is_refused(tmp_path):
+    def call(model, **changes):
+        words = {"method": FastIBP(), "max_radius": 0.1, "epochs": 2, "progress": False}
+        return train(model, blobs(), out=tmp_path / "run", **(words | changes))
+
+    with pytest.raises(KeyboardInterrupt):
+        call(_Own(), progress=at(3, interrupt))
+    smooth = _Own()
+    smooth.net[3] = nn.GELU()
+    with pytest.raises(RunError, match=r"`layers\.net\.3` is \"ReLU\(\)\" there and \"GELU"):
+        call(smooth, resume=True)
+    with pytest.raises(
+        RunError, match=r"`layers\.net\.1` is .* there and .*padding_mode=replicate"
+    ):
+        call(_Own(padding_mode="replicate"), resume=True)
+    other = _Own()
+    other.scales[0].data *= 2  # the run's own weights come from its state
+    assert call(other, resume=True).history
+    config = records.read_config(tmp_path / "run")
+    assert config["layers"]["scales"] == "ParameterList()"  # its own text tells the device
+    del config["layers"]  # as older runs have it
+    records.write_config(tmp_path / "run", config)
+    assert call(smooth, resume=True).history
 
 
 class _Frozen(nn.Sequential):

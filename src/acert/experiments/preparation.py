@@ -51,6 +51,7 @@ __all__ = [
     "check_training_mode",
     "data_facts",
     "dataset_like",
+    "layers",
     "network_to_train",
     "opened_test_set",
     "own_surroundings",
@@ -164,9 +165,7 @@ def with_validation(dataset: Dataset, split: Split) -> Dataset:
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:
     """What a config says of the data: enough to build the model, and to know them again."""
-    digest = hashlib.sha256()
-    for tensor in (dataset.train.images, dataset.train.labels):
-        digest.update(np.ascontiguousarray(tensor.numpy()).data)
+    held_out = dataset.validation
     return {
         "name": dataset.name,
         "input_shape": list(dataset.input_shape),
@@ -175,14 +174,48 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
         "std": list(dataset.std),
         "domain": list(dataset.domain),
         "train": len(dataset.train),
-        "validation": 0 if dataset.validation is None else len(dataset.validation),
-        "sha256": digest.hexdigest(),
+        "validation": 0 if held_out is None else len(held_out),
+        "sha256": _digest(dataset.train),
+        "validation_sha256": None if held_out is None else _digest(held_out),
     }
+
+
+def _digest(split: Split) -> str:
+    digest = hashlib.sha256()
+    for tensor in (split.images, split.labels):
+        digest.update(np.ascontiguousarray(tensor.numpy()).data)
+    return digest.hexdigest()
+
+
+def layers(model: nn.Module) -> dict[str, str]:
+    """What a config says of a user's own model: every module by its path, as torch writes it.
+
+    Of a module whose text is not torch's the class alone: it may tell addresses or weights. A
+    change inside a `forward` is not seen.
+
+    >>> layers(nn.Sequential(nn.Linear(2, 8), nn.ReLU()))["0"]
+    'Linear(in_features=2, out_features=8, bias=True)'
+    """
+    return {path: _written(module) for path, module in model.named_modules()}
+
+
+def _written(module: nn.Module) -> str:
+    kind = type(module)
+    owner = kind.extra_repr.__module__
+    # Lists and dicts of parameters tell their device.
+    plain = owner.startswith("torch.nn.modules.") and not owner.endswith(".container")
+    return f"{kind.__name__}({module.extra_repr() if plain else ''})"
 
 
 def refuse_other(folder: Path, name: str, value: Any) -> None:
     """Refuses to resume a run with another config, or on other data, than it was begun with."""
-    kept = records.read_config(folder).get(name)
+    config = records.read_config(folder)
+    if name == "layers" and name not in config:
+        return  # older runs do not tell
+    kept = config.get(name)
+    if name == "data" and isinstance(kept, Mapping):  # nor of the samples to validate on
+        key = "validation_sha256"
+        kept = {**kept, key: kept.get(key, value[key])}
     if isinstance(kept, Mapping) and "class" in kept:
         # A field that is younger than the run had its default then.
         with suppress(RunError, InvalidInput):

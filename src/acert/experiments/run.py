@@ -44,6 +44,7 @@ from acert.experiments.preparation import (
     check_seed,
     check_training_mode,
     data_facts,
+    layers,
     network_to_train,
     own_surroundings,
     pair_of_arrays,
@@ -368,25 +369,26 @@ def _run(
     listeners = [listener]
     validation = None if dataset.validation is None else dataset.validation.to(device)
     execution = Execution(trainer, validation, validate_every, folder, save_every, listeners)
+    known = ({"layers": layers(model)} if own else {}) | {"data": facts}
+    if folder is not None and resume:
+        for name, value in known.items():
+            refuse_other(folder, name, value)
     finished = folder is not None and resume and records.is_finished(folder)
     if processes.as_first(finished):
         model.eval()  # by itself: a module's own `train` may return nothing
         if folder is None:
             return Run(model, [])
-        refuse_other(folder, "data", facts)
         weights = records.read_weights(folder)
         fitted(folder, lambda: model.load_state_dict(to_tensors(weights)))
         listener.note(f"the run in {folder} is finished already")
         return Run(model, records.read_metrics(folder), folder)
     if folder is not None:
-        if resume:
-            refuse_other(folder, "data", facts)
         if tensorboard:
             listeners.append(Events(_within(folder / "events", folder)))
         if not resume:
             records.create(folder)
             size = {"parameters": sum(each.numel() for each in model.parameters())} if own else {}
-            records.write_config(folder, config | size | {"data": facts})
+            records.write_config(folder, config | size | known)
             records.write_local(folder, local)
         if not own and _compiles(device, processes):
             listeners.append(Ahead(folder))

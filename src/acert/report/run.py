@@ -31,6 +31,8 @@ __all__ = [
 
 Floats = npt.NDArray[np.float64]
 
+# The last two are there so that a run is not resumed with others; older runs do not tell them.
+_NO_SETTINGS = {"schema", "seed", "layers", "validation_sha256"}
 # The names in the paper, by the class that a config names, in the order of legends.
 METHOD_NAMES = {
     "Acert": "ACERT",
@@ -124,7 +126,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         max_radius=trained_to if certification is None else certification.max_radius,
         trained_to=trained_to,
         classes=tuple(printable(str(item)) for item in classes),
-        settings=_flat(config, drop={"schema", "seed"}) | younger,
+        settings=_flat(config, drop=_NO_SETTINGS) | younger,
         history=_history(folder),
         environment=_environment(folder),
         certification=certification,
