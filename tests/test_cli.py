@@ -75,6 +75,13 @@ def test_nothing_is_said_of_schedules_that_no_epoch_changes(call, flags):
     assert (status, err) == (0, "")
 
 
+def test_epochs_that_are_set_besides_are_told_beside_the_schedules(call):
+    status, out, err = call("train", "--show", "--epochs", "3", "--set", "epochs=2")
+    assert status == 0
+    assert "settings.epochs = 2" in out
+    assert err.startswith("schedules scaled to 3 epochs, though `--set` trains 2: the radius")
+
+
 def test_train_and_certify(call):
     status, out, err = call("train", *QUICK)
     folder = Path("runs/digits-acert-k0-s0")

@@ -141,7 +141,9 @@ def _experiment(options: argparse.Namespace, processes: Processes) -> Experiment
     whole = recipe(dataset, method, kappa=options.kappa).settings.epochs
     scaled = _scaled_schedules(experiment)
     if options.epochs is not None and options.epochs != whole and scaled and processes.first:
-        print(f"schedules scaled to {_epochs(options.epochs)}: {scaled}", file=sys.stderr)
+        trained = experiment.settings.epochs
+        though = "" if trained == options.epochs else f", though `--set` trains {trained}"
+        print(f"schedules scaled to {_epochs(options.epochs)}{though}: {scaled}", file=sys.stderr)
     return experiment
 
 
