@@ -31,6 +31,7 @@ from acert.evaluation import certify
 from acert.experiments import environment, execution
 from acert.experiments import run as runs
 from acert.experiments.experiment import Experiment, Network, build_model, from_config, to_config
+from acert.experiments.preparation import available_device
 from acert.experiments.progress import Bar, Events, Lines, Progress, Silent, display
 from acert.experiments.run import (
     record_certification,
@@ -839,10 +840,21 @@ def test_the_domain_is_that_of_the_data(tmp_path):
         train_run(experiment(domain=(-1.0, 1.0)), out=tmp_path / "run", progress=False)
 
 
-@pytest.mark.parametrize("device", ["abacus", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused(tmp_path, device):
-    with pytest.raises(InvalidInput, match=f"`device` must be available here; got {device}"):
+@pytest.mark.parametrize("device", ["abacus", "cuda:99", "mps:9", "xla", "hpu", ""])
+def test_a_device_that_is_not_there_is_refused_in_one_line(tmp_path, device):
+    with pytest.raises(InvalidInput, match=f"`device` must be available here; got {device}") as got:
         train_run(experiment(), out=tmp_path / "run", device=device, progress=False)
+    assert ". Name one of these, or leave it out: cpu" in str(got.value)
+    assert len(str(got.value)) < 220
+    assert "\n" not in str(got.value)
+
+
+def test_the_devices_that_are_there_are_named(monkeypatch):
+    found = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **words: found)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    with pytest.raises(InvalidInput, match=r"got abacus\. .* out: cpu, cuda:0, cuda:1$"):
+        available_device("abacus")
 
 
 # -- a user's own model and arrays --------------------------------------------------------

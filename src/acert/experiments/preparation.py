@@ -85,13 +85,18 @@ def check_seed(seed: int) -> None:
 def available_device(device: str | torch.device) -> torch.device:
     """The device of that name; refused if it is not there."""
     try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    # torch raises an AssertionError where it was built without CUDA.
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidInput(f"`device` must be available here; got {device} ({reason})") from error
-    return torch.empty(0, device=chosen).device
+        return torch.empty(0, device=torch.device(device)).device
+    # AssertionError: torch was built without CUDA. ImportError: a device is a package of its own.
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
+        why = f" ({reason})" if len(reason) <= 70 else ""  # else torch lists all it knows
+        here, found = ["cpu"], torch.accelerator.current_accelerator(check_available=True)
+        if found is not None:
+            here += [f"{found.type}:{index}" for index in range(torch.accelerator.device_count())]
+        raise InvalidInput(
+            f"`device` must be available here; got {device}{why}. Name one of these, or leave it "
+            f"out: {', '.join(here)}"
+        ) from error
 
 
 @contextmanager
