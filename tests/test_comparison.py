@@ -276,6 +276,16 @@ def test_what_is_missing_is_named_beside_the_figures(tmp_path):
     assert len(written) == 1 + 2 * 3
 
 
+def test_shortened_runs_are_told_beside_the_figures(tmp_path):
+    made(tmp_path / "results", "table1/tinyimagenet/acert-k0", epochs=40)
+    made(tmp_path / "results", "table1/tinyimagenet/fastibp-k0")
+    text = render(tmp_path / "results", tmp_path / "docs")[0][0].read_text()
+    assert (
+        "(Figure 1). 40 of the paper's 200 epochs, warm-up and schedules in proportion: "
+        "table1/tinyimagenet/acert-k0. Not drawn, since missing: "
+    ) in text
+
+
 def test_a_figure_of_one_method_alone(tmp_path):
     made(tmp_path / "results", "table6/cifar10/acert-fast")
     written, _ = render(tmp_path / "results", tmp_path / "docs")
@@ -311,6 +321,12 @@ def test_without_matplotlib_tables_are_written_and_it_is_said(tmp_path, monkeypa
     written, notes = render(tmp_path / "results", tmp_path / "docs")
     assert [path.name for path in written] == [drawings.PAGE]
     assert notes == ["no figures were drawn: this needs the package matplotlib: install it"]
+    text = written[0].read_text()
+    assert "](figures/" not in text
+    assert "on CIFAR-10 (Figure 3): not drawn, which needs Matplotlib." in text
+    (tmp_path / "docs" / drawings.PICTURES / "figure3-cifar10.png").touch()  # of an earlier time
+    text = render(tmp_path / "results", tmp_path / "docs")[0][0].read_text()
+    assert text.count("](figures/") == text.count("](figures/figure3-cifar10.png)") == 1
 
 
 def test_a_page_that_cannot_be_written_is_one_error_and_stays_as_it_was(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from acert.experiments.paper.row import Published, Row
 from acert.experiments.paper.rows import PARTS, ROWS
 from acert.experiments.paper.standing import Standing, standing
 
-__all__ = ["filled", "page", "relative", "sections", "standings", "table"]
+__all__ = ["filled", "page", "relative", "sections", "shortened", "standings", "table"]
 
 _DASH = "-"
 
@@ -128,7 +128,7 @@ def _name(one: Standing) -> str:
 def _marks(one: Standing, notes: list[str]) -> str:
     """References to the notes of a row, which are added to `notes`."""
     mine = [one.row.differs] if one.row.differs else []
-    mine += [_shortened(record, one.row) for record in one.records]
+    mine += [shortened(record, one.row) for record in one.records]
     mine += [_SHARED for record in one.records if record.shared]
     places = []
     for note in dict.fromkeys(filter(None, mine)):
@@ -141,7 +141,8 @@ def _marks(one: Standing, notes: list[str]) -> str:
 _SHARED = "trained beside another run on the same GPU: such times are left out"
 
 
-def _shortened(record: Record, row: Row) -> str:
+def shortened(record: Record, row: Row) -> str:
+    """How many of the paper's epochs a run had; empty if all."""
     ours = record.experiment.settings.epochs
     whole = row.training.experiment(record.seed).settings.epochs
     if ours == whole:

@@ -17,7 +17,14 @@ import numpy as np
 from acert import metrics, records
 from acert.errors import InvalidInput, RunError
 from acert.experiments.paper.claims import DATASETS, Standings, average, trade_off_rows
-from acert.experiments.paper.comparison import filled, page, relative, sections, standings
+from acert.experiments.paper.comparison import (
+    filled,
+    page,
+    relative,
+    sections,
+    shortened,
+    standings,
+)
 from acert.experiments.paper.publication import read_records
 from acert.experiments.paper.root_steps import RootSteps
 from acert.experiments.paper.standing import Standing
@@ -62,7 +69,6 @@ def render(results: Path, out: Path) -> tuple[list[Path], list[str]]:
     records.make_writable(out)
     found, complaints = read_records(results)
     known = standings(found)
-    text = rendered(known, results, out)
     notes = [f"skipped: {complaint}" for complaint in complaints]
     written: list[Path] = []
     try:
@@ -72,6 +78,7 @@ def render(results: Path, out: Path) -> tuple[list[Path], list[str]]:
         notes.append(f"no figures were drawn: this needs the package {error.name}: install it")
     except OSError as error:
         raise _unwritten(out / PICTURES, error) from error
+    text = rendered(known, results, out)
     # Beside its place first: the page may hold a user's own words.
     path, draft = out / PAGE, out / f".{PAGE}.tmp"
     try:
@@ -90,7 +97,7 @@ def rendered(known: Standings, results: Path, out: Path) -> str:
     """The text of the page in `out`, with its generated parts made anew."""
     place = relative(results, out)
     path = out / PAGE
-    made = {**sections(known, records_at=place), "figures": _gallery(known)}
+    made = {**sections(known, records_at=place), "figures": _gallery(known, out / PICTURES)}
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() else page(known, records_at=place)
     except (OSError, UnicodeDecodeError) as error:
@@ -158,16 +165,25 @@ def _rows(known: Standings, name: str) -> list[Standing]:
     return [one for one in known.values() if one.row.part == part and one.row.dataset == dataset]
 
 
-def _gallery(known: Standings) -> str:
-    """The figures as Markdown, each with the rows that it does not show yet."""
+def _gallery(known: Standings, pictures: Path) -> str:
+    """The figures as Markdown, each with its shortened rows and those that it does not show yet."""
     lines = []
     for name, (part, dataset) in _FIGURES.items():
         caption = f"{_CAPTIONS[part].format(DATASETS[dataset])} (Figure {part[-1]})"
-        if figure_numbers(known, name):
+        rows = _rows(known, name)
+        if not figure_numbers(known, name):
+            lines += [f"{caption}: nothing to draw yet."]
+        elif (pictures / f"{name}.png").is_file():
             lines += [f"![{caption}]({PICTURES}/{name}.png)", "", f"{caption}."]
         else:
-            lines += [f"{caption}: nothing to draw yet."]
-        absent = [one.row.id for one in _rows(known, name) if not one.records]
+            lines += [f"{caption}: not drawn, which needs Matplotlib."]
+        shorter: dict[str, list[str]] = {}
+        for one in rows:
+            for note in dict.fromkeys(shortened(record, one.row) for record in one.records):
+                shorter.setdefault(note, []).append(one.row.id)
+        shorter.pop("", None)
+        lines[-1] += "".join(f" {note}: {', '.join(ids)}." for note, ids in shorter.items())
+        absent = [one.row.id for one in rows if not one.records]
         if absent:
             lines[-1] += f" Not drawn, since missing: {', '.join(absent)}."
         lines.append("")
