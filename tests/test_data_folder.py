@@ -58,6 +58,18 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_images_are_taken_as_stored_whatever_their_exif_orientation():
+    tag = Image.Exif()
+    tag[0x0112] = 6  # to be turned by a quarter for a viewer
+    stored = picture(colours(0), form="JPEG")
+    turned = picture(colours(0), form="JPEG", exif=tag)
+    assert Image.open(io.BytesIO(turned)).getexif()[0x0112] == 6
+    form = form_of(turned, source="x")
+    assert form == form_of(stored, source="x") == Form(3, 6, 5)
+    found = [decode(content, form=form, source="x") for content in (stored, turned)]
+    assert np.array_equal(*found)
+
+
 def test_reads_classes_in_order(root: Path) -> None:
     whole = data.load("folder", data_dir=root, train_on_all=True)
     assert (whole.classes, whole.input_shape) == (("cat", "dog"), (3, 6, 5))

@@ -2,6 +2,7 @@
 
 Classes are the sorted folder names under `train`; images come class by class, sorted by name.
 The first training image sets size and colour for all; one that differs is refused by name.
+The EXIF orientation of a JPEG is ignored, as torchvision's `ImageFolder` ignores it.
 """
 
 from pathlib import Path
