@@ -1,5 +1,6 @@
 """Rows against records, running what is missing within a budget, and the command around it."""
 
+import json
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from acert.experiments.paper.publication import publish, read_record, read_recor
 from acert.experiments.paper.reproduction import Job, jobs, reproduce, seconds_needed
 from acert.experiments.paper.row import Published, Row, Training
 from acert.experiments.paper.standing import has_data, standing
+from acert.experiments.recipes import recipe
 
 ROOT = Path(__file__).parent.parent
 ACERT = paper.find("table1/cifar10/acert-k0")
@@ -168,7 +170,7 @@ def test_shortened_runs(tmp_path):
 def test_time_is_judged_by_records_of_the_same_hardware(tmp_path):
     acert = record_of(ACERT, tmp_path / "a", seconds=3.0)
     job = Job(row=FASTIBP, seed=0)
-    cost = 1 + 0.13 * 3
+    cost = 1 + 0.15 * 3
     expected = 200 * 3.0 / cost + 30.0 + 40.0
     assert seconds_needed(job, [acert], hardware="a GPU") == pytest.approx(expected)
     assert seconds_needed(job, [acert], hardware="another") is None
@@ -176,8 +178,22 @@ def test_time_is_judged_by_records_of_the_same_hardware(tmp_path):
     same = record_of(FASTIBP, tmp_path / "b", seconds=1.0)
     known = seconds_needed(job, [acert, same], hardware="a GPU")
     assert known == pytest.approx(200 * 1.0 + 30.0 + 40.0)
+    beside = {"gpu_shared": True}  # its epochs took twice as long
+    shared = record_of(FASTIBP, tmp_path / "c", seconds=2.0, environment=beside)
+    alone = seconds_needed(job, [shared, acert], hardware="a GPU")
+    assert alone == pytest.approx(expected)
+    assert seconds_needed(job, [shared], hardware="a GPU") == pytest.approx(400 + 30 + 40)
     short = Job(row=FASTIBP, seed=0, epochs=10)
     assert seconds_needed(short, [same], hardware="a GPU") == pytest.approx(10 + 30 + 40)
+
+
+def test_costs_are_those_that_were_measured():
+    rows = json.loads((ROOT / "results" / "step-cuda.json").read_text())["rows"]
+    plain = {row["method"]: row["ms"] for row in rows
+             if row["precision"] == "float16" and not row["regularized"]}  # fmt: skip
+    for name in ("standard", "fastibp", "acert-fast", "sabr", "acert"):
+        cost = plain[name] / plain["fastibp"]
+        assert reproduction._cost(recipe("cifar10", name)) == pytest.approx(cost, rel=0.02)
 
 
 def test_time_of_a_run_that_is_under_way_is_its_own(tmp_path):

@@ -37,9 +37,9 @@ from acert.methods import Acert
 
 __all__ = ["Job", "Outcome", "jobs", "reproduce", "seconds_needed"]
 
-# Time of a step in units of FastIBP's, roughly, for runs of which there is no record yet.
-_COST = {"Standard": 0.4, "FastIBP": 1.0, "AcertFast": 1.0, "CrownIBP": 3.0, "Sabr": 4.0}
-_ROOT_STEP_COST = 0.13
+# Time of a step in units of FastIBP's, from results/step-cuda.json; CROWN-IBP's is a rough mean.
+_COST = {"Standard": 0.47, "FastIBP": 1.0, "AcertFast": 1.0, "CrownIBP": 3.0, "Sabr": 2.3}
+_ROOT_STEP_COST = 0.15
 # Certification where no record says how long it takes.
 _CERTIFICATION = 60.0
 
@@ -118,7 +118,8 @@ def seconds_needed(
     """About how long a run will take, certification included; None where nothing was measured.
 
     From the epochs that the run in the folder `run` has behind it, else from the record of the
-    same data set and hardware whose step costs most nearly the same.
+    same data set and hardware whose step costs most nearly the same, of those that had the GPU to
+    themselves if there are any.
     """
     settings = job.experiment.settings
     try:
@@ -133,7 +134,7 @@ def seconds_needed(
         if record.experiment.dataset == job.row.dataset and record.hardware == hardware
     ]
     cost = _cost(job.experiment)
-    similar.sort(key=lambda record: abs(math.log(_cost(record.experiment) / cost)))
+    similar.sort(key=lambda record: (record.shared, abs(math.log(_cost(record.experiment) / cost))))
     certification = _CERTIFICATION
     if similar:
         certification = float(similar[0].environment.get("certification_seconds", _CERTIFICATION))
