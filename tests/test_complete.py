@@ -14,6 +14,8 @@ from acert.experiments.complete import Watch, complete_run
 from acert.experiments.execution import Stop
 from acert.experiments.progress import Silent
 from acert.experiments.recipes import recipe
+from acert.methods import Acert, CrownIBP
+from acert.schedules import SmoothRadius
 
 
 def experiment(**changes):
@@ -121,9 +123,11 @@ class Clock:
         monkeypatch.setattr(complete.time, "monotonic", lambda: self.now)
 
 
-def watch(monkeypatch, *, deadline, device="cpu", step=0):
+def watch(monkeypatch, *, deadline, device="cpu", step=0, method=None):
+    """A run of ten epochs of five steps, with a warm-up of three."""
     clock = Clock(monkeypatch)
-    settings = SimpleNamespace(epochs=10)
+    schedule = SmoothRadius(start_epoch=1, length=3)
+    settings = SimpleNamespace(epochs=10, method=method or Acert(), radius_schedule=schedule)
     trainer = SimpleNamespace(
         settings=settings, steps_per_epoch=5, step=step, device=torch.device(device)
     )
@@ -189,3 +193,40 @@ def test_watch_lets_a_trained_run_be(monkeypatch):
     clock.now += 5.0
     watched.epoch({"epoch": 10, "step": 50})
     assert not watched.expired
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_watch_does_not_stop_crown_ibp_for_epochs_that_will_be_cheaper(monkeypatch, device):
+    # A warm-up of 5 s an epoch, then 1 s, and on CUDA 10 s of compilation before each.
+    compilation = 10.0 * (device == "cuda")
+    deadline = 100.0 + 3 * 5 + 7 * 1 + 2 * compilation
+    clock, watched = watch(monkeypatch, deadline=deadline, device=device, method=CrownIBP())
+    for epoch in range(1, 11):
+        clock.now += (5.0 if epoch <= 3 else 1.0) + compilation * (epoch in (1, 4))
+        watched.step(5 * epoch)
+        watched.epoch({"epoch": epoch, "step": 5 * epoch})
+    assert not watched.expired
+
+
+def test_watch_stops_crown_ibp_within_its_warm_up_or_by_the_epochs_after_it(monkeypatch):
+    clock, watched = watch(monkeypatch, deadline=114.0, method=CrownIBP())
+    clock.now += 5.0
+    with pytest.raises(Stop):  # the warm-up alone ends at 115
+        watched.epoch({"epoch": 1, "step": 5})
+    clock, watched = watch(monkeypatch, deadline=120.0, method=CrownIBP(), step=10)
+    clock.now += 5.0
+    watched.epoch({"epoch": 3, "step": 15})
+    clock.now += 3.0
+    with pytest.raises(Stop):  # six more of 3 s
+        watched.epoch({"epoch": 4, "step": 20})
+
+
+def test_watch_does_not_wait_for_the_first_epoch_after_the_warm_up(monkeypatch):
+    clock, watched = watch(monkeypatch, deadline=116.0, method=CrownIBP(), step=10)
+    clock.now += 15.0
+    watched.step(15)
+    watched.epoch({"epoch": 3, "step": 15})
+    clock.now += 10.0
+    with pytest.raises(Stop):
+        watched.step(16)
+    assert watched.expired

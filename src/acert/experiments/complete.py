@@ -52,7 +52,8 @@ def complete_run(
     `deadline` is a value of `time.monotonic()`: once a full epoch has been measured (on CUDA the
     second, since the first contains compilation), a run that will not be trained by then stops
     as Ctrl-C does, with its state saved, and None comes back. Before that it stops a few seconds
-    after the deadline, even within an epoch.
+    after the deadline, even within an epoch. The warm-up of CROWN-IBP tells nothing of the cheaper
+    epochs after it: those count once one of them has been measured.
     """
     folder, settings = Path(out), experiment.settings
     max_radius = settings.max_radius if certify_to is None else certify_to
@@ -127,37 +128,53 @@ class Watch(Progress):
         self.shown = shown
         self.deadline = deadline
         self.expired = False
-        self.measured: list[float] = []
+        # Of the warm-up, and of epochs that are cheaper (`Method.settles`), which tell nothing of
+        # each other.
+        self.measured: dict[bool, list[float]] = {False: [], True: []}
 
     def start(self, trainer: Trainer) -> None:
         """Notes where the run stands, and when."""
-        self.epochs, self.per_epoch = trainer.settings.epochs, trainer.steps_per_epoch
+        settings = trainer.settings
+        self.epochs, self.per_epoch = settings.epochs, trainer.steps_per_epoch
+        self.warm_up = self.epochs
+        if settings.method.settles:
+            self.warm_up = min(self.epochs, settings.radius_schedule.last_epoch)
         self.step_before, self.mark = trainer.step, time.monotonic()
-        # The first epoch on CUDA contains compilation.
-        self.unmeasured = int(trainer.device.type == "cuda")
+        # The first epoch of either kind on CUDA contains compilation.
+        compiled = int(trainer.device.type == "cuda")
+        self.unmeasured = {False: compiled, True: compiled}
         self.shown.start(trainer)
 
     def step(self, step: int) -> None:
         """Stops the run if the deadline is over before anything could be measured."""
         self.shown.step(step)
-        if not self.measured and time.monotonic() > self.deadline + _GRACE:
+        settled = step > self.warm_up * self.per_epoch
+        if not self.measured[settled] and time.monotonic() > self.deadline + _GRACE:
             self.expired = True
             raise Stop
 
     def epoch(self, row: Row) -> None:
         """Stops the run if the epochs so far say that the others will take too long."""
         self.shown.epoch(row)
-        now = time.monotonic()
+        now, done = time.monotonic(), row["epoch"]
+        settled = done > self.warm_up
         # A resumed run may have begun in the middle of an epoch.
         full = row["step"] - self.step_before == self.per_epoch
-        if full and self.unmeasured:
-            self.unmeasured -= 1
+        if full and self.unmeasured[settled]:
+            self.unmeasured[settled] -= 1
         elif full:
-            self.measured.append(now - self.mark)
+            self.measured[settled].append(now - self.mark)
         self.step_before, self.mark = row["step"], now
-        if self.measured:
-            left = (self.epochs - row["epoch"]) * sum(self.measured) / len(self.measured)
-            self.expired = left > 0 and now + left > self.deadline
+        epochs_left = {
+            False: max(0, self.warm_up - done),
+            True: self.epochs - max(done, self.warm_up),
+        }
+        left = sum(
+            epochs_left[kind] * sum(known) / len(known)
+            for kind, known in self.measured.items()
+            if known
+        )
+        self.expired = left > 0 and now + left > self.deadline
         if self.expired:
             raise Stop
 
