@@ -169,8 +169,8 @@ def _cast_by_type(graph: Any) -> None:
 def _kind(value: Any) -> Any:
     """The type of a value; None if that is not known.
 
-    The exporter leaves it out inside what it takes apart, such as Softplus: operations there have
-    results of the type of their last input.
+    The exporter leaves it out inside what it takes apart, such as Softplus and attention. There an
+    operation has a result of the type of its first input, or of the second behind a condition.
     """
     from onnx_ir import convenience
 
@@ -179,7 +179,9 @@ def _kind(value: Any) -> Any:
         return constant.dtype
     producer = value.producer()
     inputs = [] if producer is None else [each for each in producer.inputs if each is not None]
-    return value.dtype if value.dtype is not None or not inputs else _kind(inputs[-1])
+    if value.dtype is not None or producer is None or not inputs:
+        return value.dtype
+    return _kind(inputs[1] if producer.op_type == "Where" else inputs[0])
 
 
 def _lacking(graph: Any) -> Iterator[str]:
