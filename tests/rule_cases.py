@@ -84,6 +84,29 @@ class Nested(nn.Sequential):
         )
 
 
+class Attending(nn.Module):
+    """`nn.MultiheadAttention` called as written, on the input `y`, constants `c` and masks.
+
+    Its output, and its weights if there are any.
+    """
+
+    def __init__(self, call: str, **options: Any) -> None:
+        super().__init__()
+        self.call = eval(f"lambda attend, y, c, later: attend({call})", NAMES)
+        self.attention = nn.MultiheadAttention(4, 2, **{"batch_first": True, **options})
+        if self.attention.in_proj_bias is not None:  # starts at 0
+            nn.init.normal_(self.attention.in_proj_bias)
+        self.register_buffer("constant", torch.randn(2, 3, 4))
+        self.register_buffer("later", torch.ones(3, 3).triu(1).bool())
+
+    def forward(self, x: Tensor) -> Any:
+        first = self.attention.batch_first
+        y = x if first else x.transpose(0, 1)
+        output, weights = self.call(self.attention, y, self.constant, self.later)
+        output = (output if first else output.transpose(0, 1)).flatten(1)
+        return output if weights is None else torch.cat([output, weights.flatten(1)], 1)
+
+
 def alias(x: Any) -> Any:
     y = x
     y += 1
@@ -103,6 +126,7 @@ NAMES = {
     "Nested": Nested,
     "Resized": Resized,
     "Twice": Twice,
+    "Attending": Attending,
     "alias": alias,
 }
 
@@ -488,7 +512,35 @@ def attention() -> Iterator[Case]:
         F.scaled_dot_product_attention(x, key=x, value=x, scale=0.3)
         F.scaled_dot_product_attention(c, x, x)
         F.scaled_dot_product_attention(x, c.expand(len(x), -1, -1), x)
+        F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        F.scaled_dot_product_attention(x[:, :2], x, x, is_causal=True)
+        F.scaled_dot_product_attention(x, x, x, c[:, :, :3])
+        F.scaled_dot_product_attention(x, x, x, attn_mask=c[0, :, :3].triu() <= 0.5)
+        F.scaled_dot_product_attention(x, x, x, -1e9 * torch.ones(3, 3, dtype=x.dtype).triu(1))
+        F.scaled_dot_product_attention(x, x, x, -3e38 * torch.ones(3, 3, dtype=x.dtype).triu(1))
     """, constants={"c": (1, 3, 4)}, r=0.3, gap=0.98)  # fmt: skip
+    yield from cases((3, 4), """
+        Attending('y, y, y')
+        Attending('y, y, y', batch_first=False)
+        Attending('y, y, y', bias=False, dropout=0.3)
+        Attending('y, y, y, need_weights=False')
+        Attending('y, y, y, need_weights=False', batch_first=False)
+        Attending('y, y, y, average_attn_weights=False')
+        Attending('y[:, :2], y[:, 1:], y[:, 1:]')
+        Attending('y[:, :2], y[:, 1:, :3], y[:, :2, :2]', kdim=3, vdim=2)
+        Attending('y, y[..., :3], y[..., :2], need_weights=False', kdim=3, vdim=2, bias=False)
+        Attending('c[:1].expand(len(y), -1, -1), y, y')
+        Attending('y, c[:1].expand(len(y), -1, -1), c[:1].expand(len(y), -1, -1)')
+        Attending('y, y, y, attn_mask=later')
+        Attending('y, y, y, need_weights=False, attn_mask=later')
+        Attending('y, y, y, need_weights=False, attn_mask=later, is_causal=True')
+        Attending('y, y, y, attn_mask=c[0, :, :3]')
+        Attending('y, y, y, None, False, c[..., :3].repeat(len(y), 1, 1)')
+        Attending('y, y, y, key_padding_mask=later[1].expand(len(y), -1)')
+        Attending('y, y, y, need_weights=False, key_padding_mask=later[1].expand(len(y), -1)')
+        Attending('y, y, y, attn_mask=later, key_padding_mask=later[1].expand(len(y), -1)')
+    """, r=0.3, gap=0.99)  # fmt: skip
+    yield from cases((4,), "Attending('y, y, y')", r=0.3, gap=0.99, couples=True)
 
 
 def pools(spatial: int) -> Iterator[Case]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -241,6 +242,42 @@ def test_what_the_exporter_takes_apart_without_types_is_exported(tmp_path):
     (plain,) = session(tmp_path / "plain.onnx").run(None, {"images": images.numpy()})
     for found in (plain, logits):
         np.testing.assert_allclose(found, model(images).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+class Attending(nn.Module):
+    """Attention of three places on themselves and those before them, and the same in an encoder."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(12, 3)
+        self.register_buffer("later", torch.ones(3, 3).triu(1).bool())
+
+    def forward(self, x):
+        if isinstance(self.layer, nn.MultiheadAttention):
+            seen, _ = self.layer(x, x, x, attn_mask=self.later, need_weights=False)
+        else:
+            seen = self.layer(x, self.later)
+        return self.head(seen.flatten(1))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.MultiheadAttention, partial(nn.TransformerEncoderLayer, dim_feedforward=6)]
+)
+def test_attention_is_exported(tmp_path, layer):
+    torch.manual_seed(0)
+    model, images = Attending(layer(4, 2, batch_first=True)).eval(), torch.rand(20, 3, 4)
+    write_plain(model, images, tmp_path / "plain.onnx")
+    (plain,) = session(tmp_path / "plain.onnx").run(None, {"images": images.numpy()})
+    np.testing.assert_allclose(plain, model(images).detach().numpy(), rtol=1e-5, atol=1e-5)
+    if layer is not nn.MultiheadAttention:
+        return  # with its radius a matter of minutes, of layer norms above all
+    classifier = CertifiedClassifier(model, max_radius=0.3, steps=12)
+    write_certified(classifier, images, tmp_path / "radius.onnx")
+    logits, _, radius = answers(tmp_path / "radius.onnx", images)
+    expected = acert.certified_radius(model, images, max_radius=0.3, arithmetic="float32").value
+    assert ((expected > 0) & (expected < 0.3)).sum() > 5
+    assert_fits(radius, expected.numpy(), 0.3)
+    np.testing.assert_allclose(logits, plain, rtol=1e-5, atol=1e-5)
 
 
 class Exploding(nn.Module):

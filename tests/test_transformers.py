@@ -2,6 +2,8 @@
 
 import copy
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,10 +64,29 @@ class VisionTransformer(nn.Module):
         return self.head(x.mean(1))
 
 
+class EncoderTransformer(nn.Module):
+    """The same patches through PyTorch's own encoder."""
+
+    def __init__(self, *, width=16, layers=1, norm_first=True):
+        super().__init__()
+        self.patches = nn.Linear(4, width)
+        self.places = nn.Parameter(0.1 * torch.randn(1, 16, width))
+        layer = nn.TransformerEncoderLayer(
+            width, 2, 32, dropout=0.0, activation="gelu", norm_first=norm_first, batch_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x):
+        x = x.view(-1, 4, 2, 4, 2).permute(0, 1, 3, 2, 4).reshape(-1, 16, 4)
+        return self.head(self.encoder(self.patches(x) + self.places).mean(1))
+
+
 MODELS = {
     "group norm": group_norm_resnet,
     "attention": lambda: VisionTransformer(fused=False),
     "fused attention": lambda: VisionTransformer(fused=True),
+    "encoder": EncoderTransformer,
 }
 
 
@@ -124,9 +145,10 @@ def test_they_train_with_acert(name):
     assert bool((acert.certified_radius(model.eval(), images, max_radius=0.02).value > 0).all())
 
 
-def test_a_transformer_compiles_whole():
+@pytest.mark.parametrize("name", ["attention", "encoder"])
+def test_a_transformer_compiles_whole(name):
     torch._dynamo.reset()
-    model = VisionTransformer(fused=False)
+    model = MODELS[name]()
     images, labels = samples(4)
 
     def margins(images, radius):
@@ -135,3 +157,13 @@ def test_a_transformer_compiles_whole():
     radius = torch.full((4,), 1e-4)
     compiled = torch.compile(margins, backend="aot_eager", fullgraph=True)(images, radius)
     torch.testing.assert_close(compiled, margins(images, radius), rtol=1e-4, atol=1e-5)
+
+
+def test_the_example_learns_what_intervals_can_prove(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["transformer.py", "--epochs", "1", "--max-radius", "0.005"])
+    runpy.run_path(str(Path(__file__).parents[1] / "examples" / "transformer.py"), None, "__main__")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    methods, means = [line[-5] for line in lines], [float(line[-2]) for line in lines]
+    assert methods == ["Standard", "Acert", "Standard", "Acert"]
+    assert means[1] > means[0]
+    assert means[3] > means[2]

@@ -307,6 +307,11 @@ class Interval:
         # Batch norm asks for it, and is not to have the convolution computed.
         return self._any.ndim if self.convolution is None else self.convolution.center.ndim
 
+    @property
+    def is_nested(self) -> bool:
+        """Whether samples differ in shape: never. Attention asks for it."""
+        return False
+
     def dim(self) -> int:
         """Number of axes."""
         return self.ndim
@@ -379,6 +384,8 @@ class Interval:
             result = copied(result)  # bounds as they were, but still to be widened
         outputs = result if isinstance(result, tuple) else (result,)
         for part, output in enumerate(outputs):
+            if output is None and part:
+                continue  # weights of attention that nobody asked for
             if not isinstance(output, Interval):
                 refuse(func, f"its rule returned {type(output).__name__}, not an Interval")
             output._finish(func, entry, inputs, args, kwargs, part=part)

@@ -266,7 +266,7 @@ class _Evaluation(TorchFunctionMode):
 
 
 # Where the argument `training` stands.
-_TRAINING_AT = {F.batch_norm: 5} | dict.fromkeys(
+_TRAINING_AT = {F.batch_norm: 5, F.multi_head_attention_forward: 13} | dict.fromkeys(
     (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout), 2
 )
 

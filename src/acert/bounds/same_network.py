@@ -40,7 +40,7 @@ def check_same_network(model: nn.Module, images: Tensor) -> None:
         unknown = lower[some].isnan() | upper[some].isnan()
         inside = (logits >= lower[some]) & (logits <= upper[some])
         if not bool((inside | unknown).all()):
-            raise UnsupportedOperation(_ANOTHER)
+            raise UnsupportedOperation(_ANOTHER + _hint(model))
     # Half precision has no finite bounds of long sums, and those of float32 hide small changes.
     if count > 1:
         lower, upper = _ends(model, images, REAL)
@@ -55,6 +55,17 @@ _ANOTHER = (
     "than of several: its forward must not ask for the type of its input, draw at random or mix "
     "the samples of a batch; or a registered rule is wrong"
 )
+
+
+def _hint(model: nn.Module) -> str:
+    """What to try where PyTorch itself computes something else without gradients."""
+    fused = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+    if not any(isinstance(module, fused) for module in model.modules()):
+        return ""
+    return (
+        "; or PyTorch's fast path of transformers is at work, which has another GELU on CUDA and "
+        "makes padding 0: torch.backends.mha.set_fastpath_enabled(False) turns it off"
+    )
 
 
 def _ends(model: nn.Module, images: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
