@@ -7,7 +7,6 @@ came from; `backward/` has the rule for each of them.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from acert.bounds.backward import BACKWARD
@@ -25,6 +24,7 @@ def crown_differences(output: Interval, labels: Tensor) -> Tensor:
     interval bounds: take the smaller of both. Rounding-safe if the pass is. Differentiable,
     and free of host syncs.
 
+    >>> from torch.nn import functional as F
     >>> from acert.bounds.interval import BoundPass
     >>> x = torch.tensor([[0.0, 0.0]])
     >>> box = Interval(x - 1, x + 1).within(BoundPass(record=True))
@@ -40,8 +40,9 @@ def crown_differences(output: Interval, labels: Tensor) -> Tensor:
     classes, labels = output.shape[1], labels.long().unsqueeze(1)
     # The classes behind the label, round to the one before it; of one class alone, itself.
     others = (labels + torch.arange(1, max(classes, 2), device=labels.device)) % classes
-    rows = F.one_hot(others, classes) - F.one_hot(labels, classes)
-    bound = LinearBound(output, rows.to(output.dtype))
+    unit = torch.eye(classes, dtype=output.dtype, device=output.device)
+    # In place: of many classes the rows are the largest tensor of the walk.
+    bound = LinearBound(output, unit[others].sub_(unit[labels]))
     while True:
         interval, A = bound.latest()
         bound.refuse_infinite(interval)
