@@ -512,7 +512,7 @@ def test_a_missing_package_is_named(call, monkeypatch):
     monkeypatch.setattr(train_verb, "train_run", train_run)
     status, _, err = call("train")
     assert status == 2
-    assert err == "acert: this needs the package safetensors: install it\n"
+    assert err == "acert: this needs the package safetensors: pip install 'acert[train]'\n"
 
 
 def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):

@@ -320,7 +320,9 @@ def test_without_matplotlib_tables_are_written_and_it_is_said(tmp_path, monkeypa
     monkeypatch.setattr(builtins, "__import__", refuse)
     written, notes = render(tmp_path / "results", tmp_path / "docs")
     assert [path.name for path in written] == [drawings.PAGE]
-    assert notes == ["no figures were drawn: this needs the package matplotlib: install it"]
+    assert notes == [
+        "no figures were drawn: this needs the package matplotlib: pip install 'acert[plots]'"
+    ]
     text = written[0].read_text()
     assert "](figures/" not in text
     assert "on CIFAR-10 (Figure 3): not drawn, which needs Matplotlib." in text

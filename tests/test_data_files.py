@@ -84,7 +84,9 @@ def test_a_download_that_fails_says_where_to_put_the_file(tmp_path: Path) -> Non
 
 def test_without_pooch_the_message_says_so(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(DataError, match=r"file is missing: put it at .*/file \(.* install pooch\)"):
+    with pytest.raises(
+        DataError, match=r"file is missing: put it at .*/file \(.*'acert\[data\]'\)"
+    ):
         fetched(tmp_path / "file", url="http://nowhere.invalid/", md5=MD5)
 
 

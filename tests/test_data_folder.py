@@ -180,7 +180,7 @@ def test_a_test_folder_may_lack_classes_but_not_images(root: Path) -> None:
 
 def test_without_pillow_the_message_says_so(root: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"install pillow"):
+    with pytest.raises(DataError, match=r"by Pillow: pip install 'acert\[data\]'"):
         data.load("folder", data_dir=root)
 
 

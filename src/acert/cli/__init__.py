@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from acert.errors import AcertError, LostProcess
+from acert.errors import AcertError, LostProcess, how_to_install
 from acert.untrusted import shown
 
 __all__ = ["main"]
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"acert: {shown(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(f"acert: this needs the package {error.name}: install it", file=sys.stderr)
+        print(f"acert: {how_to_install(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         if first:

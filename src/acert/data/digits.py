@@ -33,7 +33,7 @@ def _all_digits() -> tuple[Split, npt.NDArray[np.bool_]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise DataError("digits comes with scikit-learn: install scikit-learn") from None
+        raise DataError("digits comes with scikit-learn: pip install 'acert[data]'") from None
     bunch = load_digits()
     images = (bunch.images / _LARGEST_PIXEL).astype(np.float32)[:, None]
     labels = bunch.target.astype(np.int64)

@@ -47,7 +47,7 @@ def fetched(path: Path, *, url: str, md5: str) -> Path:
     try:
         import pooch
     except ImportError:
-        raise DataError(f"{missing} (to download it, install pooch)") from None
+        raise DataError(f"{missing} (to download it: pip install 'acert[data]')") from None
     try:
         pooch.retrieve(url, known_hash=f"md5:{md5}", fname=path.name, path=path.parent)
     # Errors of the network are OSErrors there; a wrong checksum is a ValueError.

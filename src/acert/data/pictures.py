@@ -118,5 +118,5 @@ def _pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError:
-        raise DataError("image files are read by Pillow: install pillow") from None
+        raise DataError("image files are read by Pillow: pip install 'acert[data]'") from None
     return Image
