@@ -57,7 +57,7 @@ REFUSED = re.compile(
     r"x \* x|clamp\(.*c\b|x\[:, :?[01]\] \* x|x\[:, [01]\]\.mul|mul\(x\[:, [01]\].*, x|Nested|"
     r"x\[:, torch\.tensor\(\[True|Avg.*(ceil_mode|count_include_pad)|"
     r"AdaptiveAvgPool\dd\([^1]|adaptive_avg|"
-    r"(Layer|Group|Instance)Norm|(layer|group|instance)_norm|[Ss]oftmax|scaled_dot|einsum|"
+    r"(Layer|Group|Instance)Norm|(layer|group|instance)_norm|[Ss]oftmax|scaled_dot|Attending|einsum|"
     r"PReLU|prelu|exp_?\(|pow|x \*\* |square|\bmm\(|bmm\(|addmm|"
     r"torch\.matmul\([cf]|other=x|c @ x|\bc\.matmul\(x|matmul\(x, [de]|x @ d|"
     r"matmul\(x\[|x\[.* @ |\]\.matmul"
