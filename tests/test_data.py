@@ -61,7 +61,9 @@ def test_training_does_not_open_the_test_set(monkeypatch) -> None:
 
 def test_digits_without_scikit_learn(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'acert\[data\]'"):
+    with pytest.raises(
+        DataError, match=r"digits needs the package sklearn: pip install 'acert\[data\]'"
+    ):
         data.load("digits")
 
 

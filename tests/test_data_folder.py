@@ -180,7 +180,9 @@ def test_a_test_folder_may_lack_classes_but_not_images(root: Path) -> None:
 
 def test_without_pillow_the_message_says_so(root: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"by Pillow: pip install 'acert\[data\]'"):
+    with pytest.raises(
+        DataError, match=r"image files needs the package PIL: pip install 'acert\[data\]'"
+    ):
         data.load("folder", data_dir=root)
 
 

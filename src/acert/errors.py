@@ -7,11 +7,7 @@ __all__ = [
     "LostProcess",
     "RunError",
     "UnsupportedOperation",
-    "how_to_install",
 ]
-
-# The extra that brings a package.
-_EXTRAS = {"matplotlib": "plots", "rich": "train", "safetensors": "train"}
 
 
 class AcertError(Exception):
@@ -36,14 +32,3 @@ class RunError(AcertError):
 
 class LostProcess(RunError):
     """One of several training processes does not answer; each of the others raises this."""
-
-
-def how_to_install(error: ModuleNotFoundError) -> str:
-    """What to do about a package that is missing.
-
-    >>> how_to_install(ModuleNotFoundError(name="matplotlib"))
-    "this needs the package matplotlib: pip install 'acert[plots]'"
-    """
-    extra = _EXTRAS.get(str(error.name).partition(".")[0])
-    what = "install it" if extra is None else f"pip install 'acert[{extra}]'"
-    return f"this needs the package {error.name}: {what}"

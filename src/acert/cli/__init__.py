@@ -10,7 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from acert.errors import AcertError, LostProcess, how_to_install
+from acert.errors import AcertError, LostProcess
+from acert.extras import needs
 from acert.untrusted import shown
 
 __all__ = ["main"]
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"acert: {shown(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(f"acert: {how_to_install(error)}", file=sys.stderr)
+        print(f"acert: this {needs(str(error.name))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         if first:

@@ -105,7 +105,7 @@ def _export(options: argparse.Namespace) -> None:
         else:
             classifier = CertifiedClassifier(
                 subject.model, max_radius=subject.max_radius, domain=subject.domain,
-                steps=20 if options.steps is None else options.steps, elide=subject.elide,
+                elide=subject.elide, **_given(options, "steps"),
             )  # fmt: skip
             write_certified(classifier, subject.examples(), options.to, record=subject.record)
             print(
@@ -114,6 +114,12 @@ def _export(options: argparse.Namespace) -> None:
             )
     if options.vnnlib is not None:
         _benchmark(subject, options)
+
+
+def _given(options: argparse.Namespace, name: str) -> dict[str, int]:
+    """A flag as an argument, if it is there: the default is that of the function."""
+    value = vars(options)[name]
+    return {} if value is None else {name: value}
 
 
 def _benchmark(subject: _Subject, options: argparse.Namespace) -> None:
@@ -129,9 +135,8 @@ def _benchmark(subject: _Subject, options: argparse.Namespace) -> None:
     images = data.to_float(split.images[start:end])
     written = write_benchmark(
         subject.model, images, split.labels[start:end], options.vnnlib, name=subject.name,
-        radius=options.radius, domain=subject.domain, first=start,
-        timeout=300 if options.timeout is None else options.timeout,
-        record=subject.record,
+        radius=options.radius, domain=subject.domain, first=start, record=subject.record,
+        **_given(options, "timeout"),
     )  # fmt: skip
     print(
         f"wrote {len(written.properties)} properties to {options.vnnlib}; "

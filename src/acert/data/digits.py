@@ -8,6 +8,7 @@ import torch
 
 from acert.data.dataset import Dataset, Split, held_out
 from acert.errors import DataError
+from acert.extras import needs
 
 __all__ = ["read_test", "read_train"]
 
@@ -33,7 +34,7 @@ def _all_digits() -> tuple[Split, npt.NDArray[np.bool_]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise DataError("digits comes with scikit-learn: pip install 'acert[data]'") from None
+        raise DataError(f"digits {needs('sklearn')}") from None
     bunch = load_digits()
     images = (bunch.images / _LARGEST_PIXEL).astype(np.float32)[:, None]
     labels = bunch.target.astype(np.int64)

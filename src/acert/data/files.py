@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from acert import untrusted
 from acert.errors import AcertError, DataError
+from acert.extras import needs
 
 __all__ = ["check_digest", "check_size", "data_root", "fetched", "reading", "require", "zeros"]
 
@@ -47,7 +48,7 @@ def fetched(path: Path, *, url: str, md5: str) -> Path:
     try:
         import pooch
     except ImportError:
-        raise DataError(f"{missing} (to download it: pip install 'acert[data]')") from None
+        raise DataError(f"{missing} (a download {needs('pooch')})") from None
     try:
         pooch.retrieve(url, known_hash=f"md5:{md5}", fname=path.name, path=path.parent)
     # Errors of the network are OSErrors there; a wrong checksum is a ValueError.

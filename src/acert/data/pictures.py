@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acert.errors import DataError
+from acert.extras import needs
 from acert.untrusted import size_limit
 
 __all__ = ["Form", "decode", "form_of"]
@@ -118,5 +119,5 @@ def _pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError:
-        raise DataError("image files are read by Pillow: pip install 'acert[data]'") from None
+        raise DataError(f"reading image files {needs('PIL')}") from None
     return Image

@@ -23,6 +23,7 @@ from acert.bounds.checks import check_images, check_model
 from acert.deploy.classifier import CertifiedClassifier
 from acert.deploy.plain_graph import simplify
 from acert.errors import AcertError, InvalidInput, UnsupportedOperation
+from acert.extras import needs
 from acert.radius import certified_radius
 from acert.records import make_writable
 from acert.records.files import write
@@ -200,9 +201,7 @@ def _check_installed() -> None:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            raise AcertError(
-                f"exporting needs the package {name}: pip install 'acert[export]'"
-            ) from error
+            raise AcertError(f"exporting {needs(name)}") from error
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from acert.errors import RunError
+from acert.extras import needs
 from acert.records import Row
 from acert.training import Trainer
 from acert.untrusted import shown
@@ -142,7 +143,7 @@ class Events(Progress):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise RunError("`tensorboard` needs the package tensorboard: install it") from None
+            raise RunError(f"`tensorboard` {needs('tensorboard')}") from None
         self.open: Callable[[int], Any] = lambda step: SummaryWriter(str(folder), purge_step=step)
 
     def start(self, trainer: Trainer) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from acert.errors import InvalidInput, RunError
+from acert.extras import needs
 from acert.records.files import (
     CONFIG,
     PREVIOUS_STATE,
@@ -130,9 +131,7 @@ def _read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     try:
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError:
-        raise RunError(
-            f"reading {path} needs the package safetensors: pip install 'acert[train]'"
-        ) from None
+        raise RunError(f"reading {path} {needs('safetensors')}") from None
     try:
         check_header(within(path, path.parent))
         with safe_open(path, framework="np") as file:

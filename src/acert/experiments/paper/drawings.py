@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from acert import metrics, records
-from acert.errors import InvalidInput, RunError, how_to_install
+from acert.errors import InvalidInput, RunError
 from acert.experiments.paper.claims import DATASETS, Standings, average, trade_off_rows
 from acert.experiments.paper.comparison import (
     filled,
@@ -28,6 +28,7 @@ from acert.experiments.paper.comparison import (
 from acert.experiments.paper.publication import read_records
 from acert.experiments.paper.root_steps import RootSteps
 from acert.experiments.paper.standing import Standing
+from acert.extras import needs
 from acert.methods import Acert
 from acert.report import figures
 from acert.report.appearance import look
@@ -75,7 +76,7 @@ def render(results: Path, out: Path) -> tuple[list[Path], list[str]]:
         for name in figure_names(known):
             written += _draw(known, name, out / PICTURES)
     except ModuleNotFoundError as error:
-        notes.append(f"no figures were drawn: {how_to_install(error)}")
+        notes.append(f"no figures were drawn: this {needs(str(error.name))}")
     except OSError as error:
         raise _unwritten(out / PICTURES, error) from error
     text = rendered(known, results, out)

@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 from acert.errors import AcertError, InvalidInput, RunError
+from acert.extras import needs
 
 __all__ = ["answers", "imported_ray", "joined", "room"]
 
@@ -38,9 +39,7 @@ def imported_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
-        raise AcertError(
-            "`--engine ray` needs the package ray: pip install 'acert[ray]'"
-        ) from error
+        raise AcertError(f"`--engine ray` {needs('ray')}") from error
     finally:
         if quiet:
             del os.environ[name]
