@@ -7,10 +7,12 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from sklearn.datasets import load_digits
 from tests import ball
 from tests.slopes import Weighted, assert_slope
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import acert
@@ -19,7 +21,7 @@ from acert.bounds import Interval, propagate
 from acert.bounds.backward import BACKWARD
 from acert.bounds.crown import crown_differences
 from acert.bounds.interval import BoundPass
-from acert.bounds.linear_bound import LinearBound, Step
+from acert.bounds.linear_bound import LinearBound, Step, dot
 from acert.bounds.margin import box, upper_differences
 from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import FLOAT32, REAL
@@ -868,6 +870,26 @@ def test_compiled_equals_eager():
     torch.testing.assert_close(compiled, eager)
     found = torch.autograd.grad(compiled.logsumexp(1).sum(), list(model.parameters()))
     torch.testing.assert_close(found, gradients)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_compiled_sums_go_through_the_memory_in_its_order(layout):
+    A = torch.randn(2 * 3, 4, 5, 6, dtype=torch.float64).to(memory_format=layout)
+    x = torch.randn(2, 4, 5, 6, dtype=torch.float64).to(memory_format=layout)
+    A = A.unflatten(0, (2, 3))
+    called = []
+
+    def keep(graph, _):
+        called.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    torch.compiler.reset()
+    backend = aot_autograd(fw_compiler=keep)
+    found = torch.compile(dot, fullgraph=True, backend=backend)(A, x)
+    torch.testing.assert_close(found, torch.einsum("brchw,bchw->br", A, x))
+    copies = (torch.ops.aten.clone.default, torch.ops.aten._unsafe_view.default)
+    assert called
+    assert not set(called) & set(copies)
 
 
 @pytest.mark.parametrize("safe", [False, True], ids=["plain", "safe"])

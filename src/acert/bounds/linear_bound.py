@@ -25,7 +25,9 @@ def dot(A: Tensor, x: Tensor) -> Tensor:
     """A . x for every sample and row: (B, rows, ...) and what broadcasts to (B, ...)."""
     x = x.expand(A.shape[0], *A.shape[2:])
     if torch.compiler.is_compiling():  # in one kernel with what else reads A; a product is its own
-        return (A * x.unsqueeze(1)).flatten(2).sum(2)
+        # Added up in the order of the memory, or every sum would skip through it.
+        order = sorted(range(2, A.ndim), key=A.stride, reverse=True)
+        return (A * x.unsqueeze(1)).permute(0, 1, *order).flatten(2).sum(2)
     return (A.reshape(*A.shape[:2], -1) @ x.reshape(len(A), -1, 1)).squeeze(2)
 
 
