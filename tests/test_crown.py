@@ -7,12 +7,12 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.nn.functional as F
-from functorch.compile import make_boxed_func
 from sklearn.datasets import load_digits
 from tests import ball
 from tests.slopes import Weighted, assert_slope
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import acert
