@@ -117,7 +117,7 @@ def _captured(
     began = time.perf_counter()
     try:
         if usual:
-            _compile(trainer)
+            _compile(trainer, phase)
         with _uncollected():
             step = CapturedStep(trainer, batch, scalars, phase=phase, compiled=usual)
     except Exception as error:
@@ -135,9 +135,11 @@ def _captured(
     return step
 
 
-def _compile(trainer: Trainer) -> None:
-    # Small kernels that do not wait for each other become one: a step has hundreds of them.
-    options: dict[str, Any] = {"combo_kernels": True}
+def _compile(trainer: Trainer, phase: Phase) -> None:
+    # Small kernels that do not wait for each other become one: a step has hundreds of them. But
+    # CROWN's large ones would get the block sizes of small ones they are put together with.
+    walks = trainer.settings.method.settles and not phase.settled
+    options: dict[str, Any] = {"combo_kernels": not walks}
 
     def compiled(function: Any) -> Any:
         return torch.compile(function, fullgraph=True, dynamic=False, options=options)
