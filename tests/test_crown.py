@@ -12,7 +12,7 @@ from tests import ball
 from tests.slopes import Weighted, assert_slope
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import acert
@@ -21,7 +21,7 @@ from acert.bounds import Interval, propagate
 from acert.bounds.backward import BACKWARD
 from acert.bounds.crown import crown_differences
 from acert.bounds.interval import BoundPass
-from acert.bounds.linear_bound import LinearBound, Step, dot
+from acert.bounds.linear_bound import LinearBound, Step, dot, scaled
 from acert.bounds.margin import box, upper_differences
 from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import FLOAT32, REAL
@@ -873,23 +873,32 @@ def test_compiled_equals_eager():
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_compiled_sums_go_through_the_memory_in_its_order(layout):
+@pytest.mark.parametrize("function", [dot, scaled])
+def test_compiled_sums_go_through_the_memory_in_its_order(function, layout):
     A = torch.randn(2 * 3, 4, 5, 6, dtype=torch.float64).to(memory_format=layout)
     x = torch.randn(2, 4, 5, 6, dtype=torch.float64).to(memory_format=layout)
-    A = A.unflatten(0, (2, 3))
-    called = []
+    A, x = A.unflatten(0, (2, 3)).requires_grad_(), x.requires_grad_()
+    nodes = []
 
     def keep(graph, _):
-        called.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        nodes.extend(node for node in graph.graph.nodes if node.op == "call_function")
         return make_boxed_func(graph.forward)
 
     torch.compiler.reset()
-    backend = aot_autograd(fw_compiler=keep)
-    found = torch.compile(dot, fullgraph=True, backend=backend)(A, x)
-    torch.testing.assert_close(found, torch.einsum("brchw,bchw->br", A, x))
-    copies = (torch.ops.aten.clone.default, torch.ops.aten._unsafe_view.default)
-    assert called
-    assert not set(called) & set(copies)
+    compiled = torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
+    found = compiled(A, x)
+    product = torch.einsum("brchw,bchw->brchw", A, x)
+    expected = product if function is scaled else product.sum((2, 3, 4))
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(expected)
+    gradients = torch.autograd.grad(found, (A, x), weights)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, (A, x), weights))
+    aten = torch.ops.aten
+    assert not {node.target for node in nodes} & {aten.clone.default, aten._unsafe_view.default}
+    summed = [node.args[0].meta["val"] for node in nodes if node.target is aten.sum.dim_IntList]
+    assert summed
+    # Element after element along the last axis; what stays where it is was broadcast.
+    assert all(tensor.stride(-1) in (0, 1) for tensor in summed)
 
 
 @pytest.mark.parametrize("safe", [False, True], ids=["plain", "safe"])

@@ -20,7 +20,7 @@ from acert.processes import ALONE
 from acert.rootfind import Brent
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, epoch_of
 from acert.settings import Settings
-from acert.training import Trainer
+from acert.training import Trainer, channels_last
 
 
 def samples(count=22, shape=(1, 4, 4), classes=3):
@@ -87,6 +87,14 @@ def test_a_radius_larger_than_the_domain_is_refused():
     with pytest.raises(InvalidInput, match=r"at most the width of the domain, 1; got 1\.5"):
         settings(max_radius=1.5)
     settings(max_radius=1.5, domain=(-1.0, 1.0))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_kernels_take_the_layout_of_channels_even_if_there_is_one(channels):
+    kernels = torch.randn(4, channels, 3, 3)
+    found = channels_last(kernels)
+    assert torch.equal(found, kernels)
+    assert found.stride() == (9 * channels, 1, 3 * channels, channels)
 
 
 def test_a_batch_larger_than_the_data_is_refused():

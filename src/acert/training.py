@@ -82,6 +82,15 @@ class Tally:
         return dict(zip(TERMS, (self.sums / self.samples).tolist(), strict=True))
 
 
+def channels_last(weight: Tensor) -> Tensor:
+    """The kernels of a convolution in the layout that CUDA is fastest in.
+
+    `Tensor.contiguous` leaves kernels of one channel as they are, being in both layouts; cuDNN
+    takes them for the other one, and answers with tensors that the compiler did not expect.
+    """
+    return torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
+
+
 class Trainer:
     """A model on its way: `run_epoch` trains one epoch from wherever the last call stopped.
 
@@ -127,7 +136,7 @@ class Trainer:
         if on_cuda:  # the layout that convolutions are fastest in
             for parameter in model.parameters():
                 if parameter.ndim == 4:
-                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+                    parameter.data = channels_last(parameter.data)
         else:
             # Once a block of this size was freed, glibc keeps what smaller ones leave behind; else
             # every step gives its memory back and pays for it again, page by page.

@@ -18,17 +18,31 @@ from acert.bounds.bound_pass import BatchStatistics, Source
 from acert.bounds.interval import Interval, refuse
 from acert.bounds.rounding import REAL, Rounding, own_gamma
 
-__all__ = ["LinearBound", "Step", "dot"]
+__all__ = ["LinearBound", "Step", "dot", "scaled"]
+
+
+def scaled(A: Tensor, x: Tensor) -> Tensor:
+    """A x for every row, element by element: (B, rows, ...) and what broadcasts to (B, ...)."""
+    x = x.reshape(*[1] * (A.ndim - 1 - x.ndim), *x.shape)
+    if not torch.compiler.is_compiling():
+        return A * x.unsqueeze(1)
+    # Compiled, sums over rows take the order of the product's axes: let it be that of the memory.
+    order = _memory_order(A)
+    product = A.permute(0, 1, *order) * x.permute(0, *[axis - 1 for axis in order]).unsqueeze(1)
+    return product.permute(0, 1, *[2 + order.index(axis) for axis in range(2, A.ndim)])
 
 
 def dot(A: Tensor, x: Tensor) -> Tensor:
     """A . x for every sample and row: (B, rows, ...) and what broadcasts to (B, ...)."""
-    x = x.expand(A.shape[0], *A.shape[2:])
     if torch.compiler.is_compiling():  # in one kernel with what else reads A; a product is its own
-        # Added up in the order of the memory, or every sum would skip through it.
-        order = sorted(range(2, A.ndim), key=A.stride, reverse=True)
-        return (A * x.unsqueeze(1)).permute(0, 1, *order).flatten(2).sum(2)
+        return scaled(A, x).permute(0, 1, *_memory_order(A)).flatten(2).sum(2)
+    x = x.expand(A.shape[0], *A.shape[2:])
     return (A.reshape(*A.shape[:2], -1) @ x.reshape(len(A), -1, 1)).squeeze(2)
+
+
+def _memory_order(A: Tensor) -> list[int]:
+    """The axes behind the rows, those that are furthest apart in memory first."""
+    return sorted(range(2, A.ndim), key=A.stride, reverse=True)
 
 
 class LinearBound:
@@ -155,8 +169,7 @@ class Step:
         x may be broadcast. `largest` is the product of all factors a network may multiply x by,
         if there are more.
         """
-        rows = factor.expand(self.A.shape[0], *self.A.shape[2:]).unsqueeze(1)
-        repeats = self.spread(input, self.A * rows)
+        repeats = self.spread(input, scaled(self.A, factor))
         if shift is not None:
             self.bound.shift(self.A, shift)
         self.bound.allow(

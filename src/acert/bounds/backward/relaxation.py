@@ -14,7 +14,7 @@ from torch import Tensor
 
 from acert.bounds.backward.table import backward
 from acert.bounds.interval import Interval, refuse
-from acert.bounds.linear_bound import Step
+from acert.bounds.linear_bound import Step, scaled
 from acert.bounds.rounding import OWN_UNIT, REAL
 
 Line = tuple[Tensor, Tensor | None]  # slope, and the value at 0; None for 0
@@ -24,8 +24,7 @@ def relaxed(step: Step, input: Interval, *, above: Line, below: Line) -> None:
     """Replaces f(x), element by element, by lines above and below it; no slope exceeds 1."""
     # Not two clamps: both would hand a gradient on to a coefficient of 0, as a zero head has it.
     positive, negative = step.A.clamp(min=0), torch.where(step.A < 0, step.A, 0.0)
-    slopes = positive * above[0].unsqueeze(1) + negative * below[0].unsqueeze(1)
-    step.bound.send(input, slopes)
+    step.bound.send(input, scaled(positive, above[0]) + scaled(negative, below[0]))
     offsets = [(A, line[1]) for A, line in ((positive, above), (negative, below))]
     for A, offset in offsets:
         if offset is not None:
