@@ -17,6 +17,7 @@ from acert.arithmetic import (
     ieee_arithmetic,
     quick_arithmetic,
 )
+from acert.bounds.bound_pass import Kept
 from acert.bounds.checks import (
     Domain,
     check_batch_size,
@@ -27,13 +28,14 @@ from acert.bounds.checks import (
     check_model,
     warn_if_probabilities,
 )
-from acert.bounds.interval import Interval
+from acert.bounds.interval import BoundPass, Interval
 from acert.bounds.margin import check_bounds, margin
 from acert.bounds.propagation import propagate
 from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import OWN_UNIT, Rounding
 from acert.bounds.same_network import check_same_network
 from acert.errors import InvalidInput
+from acert.memory import keep_freed_memory
 from acert.root_proof import finer, prove
 from acert.rootfind import Brent, RootStatus, Solver
 
@@ -157,8 +159,11 @@ def certified_batches(
     if not isinstance(solver, Solver):
         raise InvalidInput(f"`solver` must be a Brent, PowerLaw or Bisection; got {solver!r}")
     size = batch_size or _default_batch(images, bounds)
+    if not images.is_cuda:
+        keep_freed_memory()
+    shared = _Shared() if images.is_cuda else _Shared({}, {}, {})
     with ieee_arithmetic(images.device), torch.no_grad():
-        check_same_network(model, images[:_COMPARED])
+        check_same_network(model, images[:_COMPARED], kept=shared.proven)
     group = size * _batches_together(images.device)
     for start in range(0, len(images), group):
         some = images[start : start + group]
@@ -166,9 +171,20 @@ def certified_batches(
         with ieee_arithmetic(images.device), torch.no_grad():
             part = _certify(
                 model, some, target, float(max_radius), solver, elide, domain, bounds, rounding,
-                size,
+                size, shared,
             )  # fmt: skip
         yield part
+
+
+class _Shared(NamedTuple):
+    """What passes of each kind make of weights, once for all batches.
+
+    On a CPU weights take longer to read and to write than images to be multiplied by them.
+    """
+
+    points: dict[int, Kept] | None = None
+    plain: dict[int, Kept] | None = None
+    proven: dict[int, Kept] | None = None
 
 
 def _certify(
@@ -182,6 +198,7 @@ def _certify(
     bounds: str,
     rounding: Rounding | None,
     batch_size: int,
+    shared: _Shared,
 ) -> tuple[CertifiedRadius, Tensor]:
     """Radii and margins at 0: a guess in low precision, then a proof in float64.
 
@@ -190,7 +207,8 @@ def _certify(
     parts = []
     for start in range(0, len(images), batch_size):
         exact = images[start : start + batch_size].double()
-        output = propagate(model, Interval(exact, exact))
+        points = BoundPass(points=True, kept=shared.points)
+        output = propagate(model, Interval(exact, exact).within(points))
         check_logits(
             output, None if labels is None else labels[start : start + batch_size], len(exact)
         )
@@ -202,12 +220,15 @@ def _certify(
     at_zero = margin(logits, labels)  # unwidened: accuracy does not depend on the arithmetic
     candidates = (at_zero < 0).nonzero().squeeze(1)
 
-    def margins(rounding: Rounding | None) -> Callable[[Tensor, Tensor], Tensor]:
+    def margins(
+        rounding: Rounding | None, kept: dict[int, Kept] | None, *, fold: bool = False
+    ) -> Callable[[Tensor, Tensor], Tensor]:
         def margin_at(radius: Tensor, index: Tensor) -> Tensor:
             found = [
                 proven_margin(
                     model, images[chosen].to(part.dtype), labels[chosen], part,
                     rounding=rounding, elide=elide, domain=domain, bounds=bounds,
+                    fold=fold, kept=kept,
                 )
                 for part, chosen in zip(
                     torch.split(radius, batch_size),
@@ -223,7 +244,8 @@ def _certify(
         # The order of a sum depends on the batch, so two evaluations of one bound differ. Room
         # for both keeps what is proven here proven in any other batch.
         rounding = replace(rounding, unit=rounding.unit + 4 * OWN_UNIT)
-    plain, proven = margins(None), margins(rounding)
+    plain = margins(None, shared.plain, fold=not images.is_cuda)
+    proven = margins(rounding, shared.proven)
     value = torch.zeros(len(images), dtype=torch.float64, device=images.device)
     status = torch.full_like(value, Status.MISCLASSIFIED, dtype=torch.uint8)
     steps = torch.zeros_like(value, dtype=torch.int32)
@@ -307,8 +329,11 @@ def _check(
 def _default_batch(images: Tensor, bounds: str) -> int:
     if bounds == "crown-ibp":  # a coefficient a class for every activation
         return 32
-    # On CUDA a large batch hides the launches; 1,000 CIFAR-10 images of CNN7 take 8 GiB.
-    return max(32, 1000 * 3072 // images[0].numel()) if images.is_cuda else 128
+    pixels = images[0].numel()
+    if images.is_cuda:  # a large batch hides the launches; 1,000 CIFAR-10 images of CNN7 take 8 GiB
+        return max(32, 1000 * 3072 // pixels)
+    # A small one leaves its memory in the process and its activations in the cache.
+    return min(max(16, 32 * 3072 // pixels), 128)
 
 
 def _batches_together(device: torch.device) -> int:

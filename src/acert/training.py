@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from acert.data import Draws, Split, augment, to_float
 from acert.errors import InvalidInput, RunError
 from acert.losses import TERMS, Objective, Phase, Scalars
+from acert.memory import keep_freed_memory
 from acert.methods import Attack
 from acert.methods.base import AttackLoss, attack_loss
 from acert.precision import FLOAT32, PRECISIONS, float32_products
@@ -138,9 +139,7 @@ class Trainer:
                 if parameter.ndim == 4:
                     parameter.data = channels_last(parameter.data)
         else:
-            # Once a block of this size was freed, glibc keeps what smaller ones leave behind; else
-            # every step gives its memory back and pays for it again, page by page.
-            torch.empty(2**23 - 2**12)
+            keep_freed_memory()
         rate = torch.zeros((), dtype=torch.float32, device=self.device) if on_cuda else 0.0
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = settings.optimizer.build(self.parameters, rate=rate, capturable=on_cuda)

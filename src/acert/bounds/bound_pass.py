@@ -47,6 +47,15 @@ class Source(NamedTuple):
         return self.versions != versions((self.arguments, [*self.keywords.items()]))
 
 
+class Kept(NamedTuple):
+    """What a function made of its arguments, for as long as they are the same."""
+
+    function: Callable[..., Any]
+    arguments: list[Any]
+    memory: list[Any]
+    result: Any
+
+
 class BoundPass:
     """What all intervals of one pass share: the rounding and the batch statistics to replay.
 
@@ -56,7 +65,8 @@ class BoundPass:
     a batch norm right behind a convolution scales its weights instead of its result, and ReLU goes
     over memory fewer times. That rounds the weights anew, which matters where products are rounded
     to fewer bits than float32 has, and gives first derivatives only. Passes without gradient that
-    have `kept` in common compute what they make of their weights once.
+    have `kept` in common compute what they make of their weights once. In a pass of `points`, boxes
+    of one point each, nobody asks for a radius, and none goes through weights.
     """
 
     def __init__(
@@ -67,7 +77,8 @@ class BoundPass:
         record: bool = False,
         observe: bool = False,
         fold: bool = False,
-        kept: dict[Any, Any] | None = None,
+        kept: dict[int, Kept] | None = None,
+        points: bool = False,
     ) -> None:
         self.rounding = rounding
         self.statistics = statistics
@@ -77,28 +88,36 @@ class BoundPass:
         self.observe = observe
         self.fold = fold
         self.kept = kept
+        self.made = 0
+        self.points = points
         # Whether whoever asked for the pass may want gradients of it.
         self.graded = torch.is_grad_enabled()
         self.first_input: Any = None
         self.relu_inputs: list[Any] = []
 
     def once(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """`function(*arguments)`, or what an earlier pass has made of the same tensors.
+        """`function(*arguments)`, or what an earlier pass made of the same at the same place.
 
-        They are the same as long as they have their memory and PyTorch counts no write to it; of
-        writes in place through `.data` it counts none.
+        Tensors are the same as long as they have their memory and PyTorch counts no write to it.
+        Of writes through `.data` it counts none, and a proof and what the model says of `points`
+        must not miss one: there numbers are compared.
         """
         if self.kept is None or torch.is_grad_enabled():
             return function(*arguments)
-        tensors = [each for each in arguments if isinstance(each, Tensor)]
-        same = [id(each) if isinstance(each, Tensor) else each for each in arguments]
-        memory = [each.data_ptr() for each in tensors]
-        key = (function, *same, *memory, *versions(arguments))
-        if key not in self.kept:
-            # With tensors and memory, so that no other gets the identity or address of one.
-            held = arguments, [each.detach() for each in tensors]
-            self.kept[key] = function(*arguments), held
-        found: _Result = self.kept[key][0]
+        self.made += 1
+        by_numbers = self.rounding is not None or self.points
+        kept, memory = self.kept.get(self.made), _memory(arguments)
+        if kept is None or kept.function is not function:
+            same = False
+        elif by_numbers:
+            same = all(map(_equal, kept.arguments, arguments))
+        else:
+            same = kept.memory == memory
+        if not same:
+            held = _own(arguments) if by_numbers else _held(arguments)
+            kept = self.kept[self.made] = Kept(function, held, memory, function(*arguments))
+        assert kept is not None
+        found: _Result = kept.result
         return found
 
     def next_statistics(self) -> BatchStatistics | None:
@@ -133,6 +152,26 @@ class BoundPass:
             versions=versions((arguments, keywords)),
             part=part,
         )
+
+
+def _memory(arguments: tuple[Any, ...]) -> list[Any]:
+    """Where tensors are and how often they were written to; anything else is as it is."""
+    places = [
+        (id(each), each.data_ptr()) if isinstance(each, Tensor) else each for each in arguments
+    ]
+    return places + versions(arguments)
+
+
+def _held(arguments: tuple[Any, ...]) -> list[Any]:
+    """The arguments and their memory, so that no others get the identity or address of one."""
+    return [*arguments, *(each.detach() for each in arguments if isinstance(each, Tensor))]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return bool(one == other)
+    alike = one.dtype == other.dtype and one.device == other.device
+    return alike and torch.equal(one, other)
 
 
 def _own(value: Any) -> Any:

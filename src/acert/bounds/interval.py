@@ -168,8 +168,8 @@ class Interval:
         center, radius = self.as_ball()
         lower, upper = center - radius, center + radius
         if self.rounding is not None:
-            slack = 4 * OWN_UNIT * (center.abs() + radius)
-            lower, upper = lower - slack, upper + slack
+            slack = center.abs().add_(radius).mul_(4 * OWN_UNIT)
+            lower, upper = lower.sub_(slack), upper.add_(slack)
         return lower, upper
 
     def as_ball(self) -> tuple[Tensor, Tensor]:
@@ -189,7 +189,7 @@ class Interval:
                     radius = (upper - lower).div_(2)
                 else:
                     reach = torch.maximum(upper - center, center - lower)
-                    radius = reach * (1 + 4 * OWN_UNIT) + torch.finfo(reach.dtype).tiny
+                    radius = (reach * (1 + 4 * OWN_UNIT)).add_(torch.finfo(reach.dtype).tiny)
             object.__setattr__(self, "_center", center)
             object.__setattr__(self, "_radius", radius)
         assert self._center is not None and self._radius is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from acert.bounds.bound_pass import Kept
 from acert.bounds.checks import Domain
 from acert.bounds.interval import BoundPass, Interval
 from acert.bounds.margin import (
@@ -30,14 +31,18 @@ def proven_margin(
     elide: bool = True,
     domain: Domain = (0.0, 1.0),
     bounds: str = "ibp",
+    fold: bool = False,
+    kept: dict[int, Kept] | None = None,
 ) -> Tensor:
     """The certified margin with rounding-safe bounds, in float64; +inf where nothing is proven.
 
     `images` and `radius` are float64 and checked already. Without `rounding` it is the plain
-    margin of any precision.
+    margin of any precision. `fold` and `kept` make passes cheaper: see `BoundPass`.
     """
+    record = bounds == "crown-ibp"
     start = box(images, radius, domain, rounding=rounding)
-    output = propagate(model, start.within(BoundPass(rounding, record=bounds == "crown-ibp")))
+    bound_pass = BoundPass(rounding, record=record, fold=fold and not record, kept=kept)
+    output = propagate(model, start.within(bound_pass))
     value = _margin(output, labels, elide=elide, bounds=bounds)
     return value.masked_fill(~value.isfinite(), torch.inf)
 

@@ -56,8 +56,10 @@ class Rounding:
         steepest slope of the operation: an input flushed to zero moves the result by that much.
         NaN rather than infinity, because no later operation makes a number of it again.
         """
-        radius = radius + 2 * (ulps + 1) * self.unit * magnitude + 16 * self.tiny * (1 + gain)
-        return torch.where(magnitude <= self.largest, radius, math.nan)
+        radius = torch.add(radius, magnitude, alpha=2 * (ulps + 1) * self.unit)
+        slack = 16 * self.tiny * (1 + gain)
+        radius = radius + slack if isinstance(slack, Tensor) else radius.add_(slack)
+        return radius.masked_fill_(~(magnitude <= self.largest), math.nan)
 
 
 def own_gamma(summands: int) -> float:

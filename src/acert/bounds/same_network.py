@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from acert.bounds.bound_pass import BoundPass, Kept
 from acert.bounds.checks import check_logits, check_unwrapped
 from acert.bounds.margin import box
 from acert.bounds.propagation import propagate
@@ -16,12 +17,15 @@ __all__ = ["check_same_network"]
 
 
 @torch.no_grad()
-def check_same_network(model: nn.Module, images: Tensor) -> None:
+def check_same_network(
+    model: nn.Module, images: Tensor, *, kept: dict[int, Kept] | None = None
+) -> None:
     """Refuses a model that is another one for tensors than for intervals, or in another batch.
 
     What it computes of an image, alone or among others, must lie inside the rounding-safe bounds
     of that image, and bounds of it alone and among others must have numbers in common. A forward
     that asks for the type of its input, draws at random or mixes the samples of a batch fails.
+    `kept` is that of rounding-safe passes to come: see `BoundPass`.
     """
     check_unwrapped(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -33,7 +37,8 @@ def check_same_network(model: nn.Module, images: Tensor) -> None:
     count = len(images)
     chosen = [slice(*part) for part in sorted({(0, 1), (0, count), (count - 1, count)})]
     kind = torch.finfo(images.dtype)
-    lower, upper = _ends(model, images, Rounding("its own", kind.eps / 2, kind.tiny, kind.max / 2))
+    own = Rounding("its own", kind.eps / 2, kind.tiny, kind.max / 2)
+    lower, upper = _ends(model, images, own, kept)
     for some, logits in zip(chosen, _answers(model, images, chosen), strict=True):
         check_logits(logits, None, len(lower[some]))  # `squeeze()` drops the axis of a batch of one
         # Bounds may be NaN, where nothing is known; what has bounds is no NaN itself.
@@ -43,9 +48,9 @@ def check_same_network(model: nn.Module, images: Tensor) -> None:
             raise UnsupportedOperation(_ANOTHER + _hint(model))
     # Half precision has no finite bounds of long sums, and those of float32 hide small changes.
     if count > 1:
-        lower, upper = _ends(model, images, REAL)
+        lower, upper = _ends(model, images, REAL, kept)
         for some in (chosen[0], chosen[-1]):
-            low, high = _ends(model, images[some], REAL)
+            low, high = _ends(model, images[some], REAL, kept)
             if bool(((low > upper[some]) | (high < lower[some])).any()):
                 raise UnsupportedOperation(_ANOTHER)
 
@@ -68,10 +73,13 @@ def _hint(model: nn.Module) -> str:
     )
 
 
-def _ends(model: nn.Module, images: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
+def _ends(
+    model: nn.Module, images: Tensor, rounding: Rounding, kept: dict[int, Kept] | None
+) -> tuple[Tensor, Tensor]:
     """Rounding-safe bounds of the logits of the images themselves."""
     zero = torch.zeros(len(images), dtype=torch.float64, device=images.device)
-    output = propagate(model, box(images.double(), zero, None, rounding=rounding))
+    start = box(images.double(), zero, None, rounding=rounding)
+    output = propagate(model, start.within(BoundPass(rounding, kept=kept)))
     check_logits(output, None, len(images))
     return output.ends()
 

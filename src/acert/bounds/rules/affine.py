@@ -18,10 +18,12 @@ from torch import Tensor
 from acert.bounds.bound_pass import versions
 from acert.bounds.interval import Affine, Interval, copied, refuse
 from acert.bounds.pending import Convolution
-from acert.bounds.rounding import HALVES, largest_magnitude, own_gamma
+from acert.bounds.rounding import HALVES, own_gamma
 from acert.bounds.table import rule
 
 Map = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+_PATCHES = 2**23  # bytes of patches that a convolution writes down at a time
 
 
 def affine(
@@ -33,48 +35,59 @@ def affine(
     summands: int,
     summed_dims: tuple[int, ...],
     later: bool = False,
-) -> tuple[Interval, Tensor | None]:
-    """Bounds of `operation(x, weight, bias)`, and the absolute error paid for underflow.
+) -> tuple[Interval, Tensor, Tensor | None]:
+    """Bounds of `operation(x, weight, bias)`, its weight, and the absolute error for underflow.
 
     `operation` is linear in x, and each of its results adds `summands` products of elements
-    that lie in one slice along `summed_dims`. A `later` one waits for a batch norm.
+    that lie in one slice along `summed_dims`. A `later` one waits for a batch norm. Rounding-safe,
+    the weight is a copy: what is proven holds whatever the model does to its parameters later on.
     """
     center, radius = input.as_ball()
     if input.bound_pass.observe and input.bound_pass.first_input is None:
         input.bound_pass.first_input = Interval.ball(center, radius)
-    weight = weight.to(center.dtype)
     bias = None if bias is None else bias.to(center.dtype)
     rounding = input.rounding
-    if rounding is None and later:
-        ball = center, radius
-        return Interval.of(
-            Convolution.called(operation, *ball, weight, bias, input.bound_pass)
-        ), None
     if rounding is None:
-        size = input.bound_pass.once(torch.abs, weight)
-        output, spread = operation(center, weight, bias), operation(radius, size, None)
+        factor = weight
+        if weight.dtype != center.dtype:
+            factor = input.bound_pass.once(torch.Tensor.to, weight, center.dtype)
+        if later:
+            pending = Convolution.called(operation, center, radius, factor, bias, input.bound_pass)
+            return Interval.of(pending), weight, None
+        output = operation(center, factor, bias)
+        if input.bound_pass.points:
+            spread = torch.zeros_like(output)
+        else:
+            spread = operation(radius, input.bound_pass.once(torch.abs, factor), None)
         # Autocast makes products in half precision; whatever comes next is not to stay there.
-        return Interval.ball(output.to(center.dtype), spread.to(center.dtype)), None
+        ball = Interval.ball(output.to(center.dtype), spread.to(center.dtype))
+        return ball, weight, None
+    weight, size, largest_weight = input.bound_pass.once(_measured, weight, center.dtype)
     gamma = rounding.gamma(summands)
-    reach = largest_magnitude(center, radius, summed_dims)
-    largest_weight = weight.abs().amax()
+    magnitude = center.abs().add_(radius)
+    reach = magnitude.amax(dim=summed_dims, keepdim=True)
     largest_bias = bias.abs().amax() if bias is not None else weight.new_zeros(())
     error = None if bias is None else gamma * bias.abs()
-    radius = radius + gamma * (center.abs() + radius)
-    radius = operation(radius, weight.abs(), error) * (1 + 2 * own_gamma(summands))
+    radius = operation(torch.add(radius, magnitude, alpha=gamma), size, error)
     underflow = rounding.underflow(summands, largest_weight, reach)
     overflow = summands * largest_weight * reach + largest_bias > rounding.largest
-    radius = torch.where(overflow, math.nan, radius + underflow)
-    return Interval.ball(operation(center, weight, bias), radius), underflow
+    radius = (radius * (1 + 2 * own_gamma(summands))).add_(underflow)
+    radius = radius.masked_fill_(overflow, math.nan)
+    return Interval.ball(operation(center, weight, bias), radius), weight, underflow
+
+
+def _measured(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """A copy of the weight, its absolute values and the largest of them."""
+    weight = weight.to(dtype, copy=True)
+    size = weight.abs()
+    return weight, size, size.amax()
 
 
 @rule(F.linear, ulps=None)
 def linear(input: Interval, weight: Tensor, bias: Tensor | None = None) -> Interval:
-    if input.rounding is not None:
-        # What is proven holds whatever the model does to its parameters later on.
-        weight = weight.to(input.dtype, copy=True)
-        bias = None if bias is None else bias.to(input.dtype, copy=True)
-    output, underflow = affine(
+    if input.rounding is not None and bias is not None:
+        bias = bias.to(input.dtype, copy=True)
+    output, weight, underflow = affine(
         input, F.linear, weight, bias, summands=weight.shape[-1], summed_dims=(-1,)
     )
     lowered = torch.is_autocast_enabled(weight.device.type)
@@ -97,7 +110,10 @@ def _convolution(function: Callable[..., Tensor], spatial: int, *, transposed: b
         slow = weight.is_cuda and not torch.backends.cudnn.enabled
         plain = spatial == 2 and not transposed and groups == 1 and batched
         operate = convolution_by_matmul if slow and plain else function
-        output, _ = affine(
+        on_cpu = input.dtype == torch.float64 and not weight.is_cuda and batched and not transposed
+        if on_cpu and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+            operate = _in_pieces(function, spatial)
+        output, *_ = affine(
             input,
             lambda x, w, b: operate(x, w, b, *args, **kwargs),
             weight,
@@ -110,6 +126,27 @@ def _convolution(function: Callable[..., Tensor], spatial: int, *, transposed: b
             and not torch.is_autocast_enabled(weight.device.type),
         )
         return output
+
+    return convolution
+
+
+def _in_pieces(function: Callable[..., Tensor], spatial: int) -> Callable[..., Tensor]:
+    """A convolution of few samples at a time.
+
+    PyTorch's own, which a CPU has for float64, writes down the patches of all samples it gets. That
+    is more memory than the system leaves to the process, and costs more than the products.
+    """
+
+    def convolution(
+        input: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        stride = sizes_of(args[0] if args else kwargs.get("stride", 1), spatial)
+        results = math.prod(input.shape[2:]) / math.prod(stride)
+        patches = input.element_size() * results * weight[0].numel()
+        threads = torch.get_num_threads()  # each takes a sample at a time
+        size = max(1, int(_PATCHES / patches) // threads) * threads
+        parts = [function(part, weight, bias, *args, **kwargs) for part in torch.split(input, size)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     return convolution
 
@@ -315,16 +352,19 @@ def batch_norm(
     output = ((center - mean) * scale).add_(shift)
     if rounding is None:
         return Interval.ball(output, radius * scale.abs())
-    reach = center.abs() + radius + mean.abs()
+    reach = center.abs().add_(radius).add_(mean.abs())
     # Parts that cancel in the result do not cancel in the error.
-    magnitude = reach * scale.abs() + shift.abs()
+    magnitude = (reach * scale.abs()).add_(shift.abs())
     radius = rounding.widen(radius * scale.abs(), magnitude, ulps=8)
-    # A network may multiply in any order, and each product may overflow or be flushed.
-    product = (1 + reach) * (1 + inverse) * (1 + factor.abs())
-    radius = radius + rounding.underflow(8, 0.0, product)
+    # A network may multiply in any order, and each product may overflow or be flushed. The largest
+    # of a channel stands for all: this is next to nothing, unless it is the end of all bounds.
+    pixels = tuple(range(2, reach.ndim))
+    most = reach.amax(pixels, keepdim=True) if pixels else reach
+    product = (1 + most) * (1 + inverse) * (1 + factor.abs())
+    radius = radius.add_(rounding.underflow(8, 0.0, product))
     smallest = (variance.to(dtype) + eps).reshape(mean.shape)
     usable = (product <= rounding.largest) & (smallest >= rounding.tiny / rounding.unit)
-    return Interval.ball(output, torch.where(usable, radius, math.nan))
+    return Interval.ball(output, radius.masked_fill_(~usable, math.nan))
 
 
 def _folded(

@@ -60,12 +60,12 @@ def _product(left: Factor, right: Factor) -> Interval:
     summands = left.shape[-1]
     if isinstance(left, Interval):
         assert isinstance(right, Tensor)
-        output, _ = affine(
+        output, *_ = affine(
             left, lambda x, w, _: x @ w, right, None, summands=summands, summed_dims=(-1,)
         )
         return output
     assert isinstance(right, Interval)
-    output, _ = affine(
+    output, *_ = affine(
         right, lambda x, w, _: w @ x, left, None, summands=summands, summed_dims=(-2,)
     )
     return output
