@@ -27,6 +27,7 @@ from acert.bounds.bound_pass import BoundPass
 from acert.bounds.interval import operation_name
 from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import FLOAT32, REAL
+from acert.bounds.rules import affine as affine_rules
 from acert.bounds.rules.affine import convolution_by_matmul
 from acert.bounds.table import RULES
 
@@ -622,3 +623,30 @@ def test_a_convolution_by_one_matrix_product_is_the_convolution(how, bias):
         warnings.simplefilter("ignore")  # of PyTorch about an even kernel with padding "same"
         expected = torch.conv2d(x, weight, shift, **how)
     assert torch.allclose(convolution_by_matmul(x, weight, shift, **how), expected, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "kernel", "how"),
+    [
+        (F.conv1d, (7, 4, 9), (2, 4, 3), {"stride": 2}),
+        (F.conv2d, (7, 4, 6, 5), (6, 4, 3, 3), {"padding": 1}),
+        (F.conv2d, (7, 4, 6, 5), (6, 2, 3, 2), {"groups": 2, "dilation": (1, 2)}),
+        (F.conv2d, (7, 4, 6, 5), (6, 4, 3, 3), {"padding": "same"}),
+        (F.conv2d, (1, 4, 6, 5), (6, 4, 3, 3), {"stride": (2, 1)}),
+        (F.conv3d, (5, 2, 4, 4, 4), (3, 2, 2, 2, 2), {"padding": (0, 1, 0)}),
+    ],
+)
+def test_convolutions_in_pieces_are_those_of_all_samples(function, shape, kernel, how, monkeypatch):
+    monkeypatch.setattr(affine_rules, "_PATCHES", 1)
+    pieces = []
+    monkeypatch.setattr(
+        affine_rules.torch, "split", lambda x, size: pieces.extend(parts := x.split(size)) or parts
+    )
+    torch.manual_seed(0)
+    center, radius = torch.randn(shape).double(), torch.rand(shape).double()
+    weight, bias = torch.randn(kernel).double(), torch.randn(kernel[0]).double()
+    with torch.no_grad():
+        found = function(Interval.ball(center, radius), weight, bias, **how)
+    assert len(pieces) == 2 * -(-shape[0] // torch.get_num_threads())
+    torch.testing.assert_close(found.center, function(center, weight, bias, **how))
+    torch.testing.assert_close(found.radius, function(radius, weight.abs(), **how))
