@@ -328,3 +328,16 @@ def test_words_rather_cross_a_bar_than_vanish_and_contours_keep_off_the_points()
         label_points(figure, axes, around)
     assert sum(text.get_text() == "0.5" for text in axes.texts) == 4
     assert all(abs(x - 50.5) > 1 or abs(y - 81) > 1 for x, y in marks)
+
+
+@pytest.mark.parametrize("view", [(0, 100, 97, 99.8), (0, 100, 20, 100), (30, 100, 90, 100)])
+def test_no_word_of_a_contour_is_across_another_or_an_axis(view):
+    """Steep lines, as of methods between no ACR and nearly all, are close where ART is low."""
+    with empty_figure(2.75) as (figure, axes):
+        axes.set(xlim=view[:2], ylim=view[2:])
+        draw_contours(axes, [])
+        figure.draw_without_rendering()
+        boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) > 3
+    assert all(box.x0 > axes.bbox.x0 and box.y0 > axes.bbox.y0 for box in boxes)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))

@@ -207,14 +207,17 @@ def draw_contours(axes: Axes, points: Sequence[Labelled], *, size: float = 5.5) 
     lowest, highest = math.sqrt(left * bottom), math.sqrt(right * top)
     ticks = MaxNLocator(11, steps=[1, 2, 5, 10]).tick_values(lowest, highest)
     name = "ART "  # on the first that has room for it
+    words: list[tuple[float, float]] = []
     for level in (float(tick) for tick in ticks[::-1] if lowest < tick < highest):
         # ART = level where accuracy is level^2 / ACR (Eq. 13).
         start, end = (level**2 / edge if edge > 0 else math.inf for edge in (top, bottom))
         x = np.linspace(max(left, start), min(right, end), 80)
         y = level**2 / x
         axes.plot(x, y, color="#a8a8a8", linewidth=0.5, zorder=1)
-        # Low on the line, where methods are rarely to be found, and beside none that is there.
+        # Low on the line, where methods are rarely to be found, beside none that is there and
+        # beside no word of another line.
         inside = (y >= y[-1] + 0.06 * (top - bottom)) & (x <= right - 0.05 * (right - left))
+        inside &= x >= left + 0.03 * (right - left)
         far = [
             i
             for i in np.flatnonzero(inside)
@@ -223,11 +226,17 @@ def draw_contours(axes: Axes, points: Sequence[Labelled], *, size: float = 5.5) 
                 or abs(one.y - y[i]) > 0.07 * (top - bottom)
                 for one in points
             )
+            and all(
+                abs(there - x[i]) > 0.08 * (right - left)
+                or abs(height - y[i]) > 0.06 * (top - bottom)
+                for there, height in words
+            )
         ]
         if far:
             word, name = f"{name}{level:g}", ""
+            words.append((x[far[-1]], y[far[-1]]))
             axes.text(
-                x[far[-1]], y[far[-1]], word, fontsize=size, color="#6b6b6b",
+                *words[-1], word, fontsize=size, color="#6b6b6b",
                 ha="center", va="center", zorder=1, bbox=_HALO,
             )  # fmt: skip
     axes.set_xlim(left, right)
