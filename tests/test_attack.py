@@ -272,8 +272,9 @@ def test_progress_rises_to_the_number_of_samples(linear):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"steps": 0}, "`steps` must be at least 1; got 0"),
-        ({"restarts": 0}, "`restarts` must be at least 1; got 0"),
+        ({"steps": 0}, "`steps` must be an integer of at least 1; got 0"),
+        ({"steps": 2.5}, "`steps` must be an integer of at least 1; got 2.5"),
+        ({"restarts": 0}, "`restarts` must be an integer of at least 1; got 0"),
         ({"max_radius": 0.0}, "`max_radius` must be a finite number above 0; got 0.0"),
         ({"max_radius": -1.0}, "`max_radius` must be a finite number above 0; got -1.0"),
         ({"batch_size": 0}, "`batch_size` must be an integer of at least 1 or None; got 0"),
@@ -289,6 +290,17 @@ def test_refusals(linear, changes, words):
     asked = {"model": model, "images": images, "labels": labels, "max_radius": 0.4} | changes
     with pytest.raises(InvalidInput, match=words):
         attack_radius(**asked)
+
+
+@pytest.mark.parametrize("forward", [lambda x: x.detach(), torch.no_grad()(lambda x: x * 1)])
+def test_a_model_without_slopes_is_refused_by_name(forward):
+    class Flat(nn.Linear):
+        def forward(self, x):
+            return super().forward(forward(x))
+
+    model, images = Flat(4, 3), torch.rand(8, 4)
+    with pytest.raises(InvalidInput, match="`model` must let gradients through to its input"):
+        attack_radius(model, images, model(images).argmax(1), max_radius=0.1)
 
 
 def test_inference_mode_is_refused(linear):

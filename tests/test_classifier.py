@@ -297,6 +297,25 @@ def test_models_that_no_radius_can_hold_for_are_refused():
         CertifiedClassifier(broken, max_radius=0.1)
 
 
+class OtherForFloat32(nn.Module):
+    """Bounds are computed in float64, and would be those of the last layer alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(20 * (x - 0.5) if x.dtype == torch.float32 else x)
+
+
+def test_a_model_whose_bounds_are_of_another_is_refused_at_the_first_usable_image():
+    classifier = CertifiedClassifier(OtherForFloat32().eval(), max_radius=MAX_RADIUS)
+    outside = torch.full((2, 4), 2.0)
+    assert not classifier(outside)[2].any()
+    with pytest.raises(UnsupportedOperation, match="computes something else of images than of int"):
+        classifier(torch.cat((outside, torch.rand(2, 4))))
+
+
 def test_inputs_and_modes_are_refused_when_called():
     classifier = small()
     with pytest.raises(InvalidInput, match=r"`images` must be float32; got torch\.float64"):

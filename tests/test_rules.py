@@ -559,6 +559,36 @@ def test_a_registered_rule_that_bounds_another_function_is_noticed(table):
         acert.certified_radius(model, torch.rand(4, 2), max_radius=0.1)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda box: Interval(box.lower.reciprocal(), box.upper.reciprocal()),
+        lambda box: Interval.ball(box.center.reciprocal(), box.upper.reciprocal() - 1),
+        lambda box: (Interval(box.lower.reciprocal(), box.upper.reciprocal()),),
+    ],
+)
+def test_a_registered_rule_with_swapped_ends_is_refused(table, rule):
+    """A negative radius makes later ones smaller, and certificates larger than they are."""
+    acert.register_rule(torch.reciprocal, rule, ulps=4)
+    reason = r"torch.reciprocal: its rule returned lower ends above upper ones, .*falling function"
+    with pytest.raises(acert.UnsupportedOperation, match=reason):
+        acert.interval_bounds(Apply(torch.reciprocal), torch.ones(1, 2), torch.full((1, 2), 2.0))
+    model = nn.Sequential(Apply(lambda x: torch.reciprocal(x + 1)), nn.Linear(2, 2))
+    with pytest.raises(acert.UnsupportedOperation, match=reason):
+        acert.certified_radius(model, torch.rand(4, 2), max_radius=0.1)
+
+
+def test_ends_that_only_rounding_swaps_are_no_reason_to_refuse_a_rule(table):
+    def rule(box):
+        lower, upper = (end.sin().asin() for end in (box.lower, box.upper))
+        return Interval(torch.nextafter(lower, lower + 1), torch.nextafter(upper, upper - 1))
+
+    acert.register_rule(F.mish, rule, ulps=4)
+    point = torch.rand(2, 8, dtype=torch.float64)
+    bounds = propagate(nn.Mish(), Interval(point, point).within(BoundPass(REAL)))
+    assert bool(((bounds.lower <= point) & (point <= bounds.upper)).all())
+
+
 @pytest.mark.parametrize("cast", [lambda x: x.float(), lambda x: x.detach()])
 def test_casts_that_lose_nothing_change_nothing(cast):
     layer = nn.Linear(3, 2)

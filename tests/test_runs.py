@@ -819,6 +819,40 @@ def test_what_is_not_kept_may_be_complex_and_the_rest_comes_back(tmp_path):
     assert found["small"].tolist() == [1, 2]
 
 
+class Centred(nn.Module):
+    """Subtracts a running mean, which a state dict has or has not."""
+
+    def __init__(self, *, persistent):
+        super().__init__()
+        self.last = nn.Linear(2, 3)
+        self.register_buffer("mean", torch.zeros(2), persistent=persistent)
+        # A table that is filled when it is needed: the same in any model.
+        self.register_buffer("table", torch.zeros(0), persistent=False)
+
+    def forward(self, x):
+        if not len(self.table):
+            self.table = torch.ones(2)
+        if self.training and isinstance(x, torch.Tensor):
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return self.last((x - self.mean) * self.table)
+
+
+def test_what_training_changes_must_be_what_a_run_keeps(tmp_path):
+    """Else another network would come back from the folder than the one that was trained."""
+    words = {"method": Standard(), "max_radius": 0.1, "epochs": 1, "progress": False}
+    model = Centred(persistent=False)
+    message = "`model` must keep what training changes .*; got `mean`, a buffer with persistent=F"
+    with pytest.raises(InvalidInput, match=message):
+        train(model, blobs(), out=tmp_path / "run", **words)
+    assert not (tmp_path / "run").exists()
+    assert not model.mean.any()
+    train(model, blobs(), **words)
+    model = Centred(persistent=True)
+    train(model, blobs(), out=tmp_path / "run", **words)
+    again = acert.load_model(tmp_path / "run", model=Centred(persistent=True))
+    assert torch.equal(again(blobs()[0]), model(blobs()[0]))
+
+
 def test_a_state_that_cannot_be_written_stops_the_run(tmp_path, monkeypatch):
     def write_state(folder, arrays, facts):
         raise InvalidInput("`model/extra` cannot be written")

@@ -1,6 +1,8 @@
 """Models by name or run folder, and in the hands of other people's attacks."""
 
+import copy
 import json
+import math
 
 import numpy as np
 import pytest
@@ -186,6 +188,17 @@ def test_weights_that_do_not_fit_are_refused(own_run, tmp_path):
     zeros = {"weight": np.zeros((2, 2), np.float32), "bias": np.zeros(2, np.float32)}
     zoo.load_weights(model, zeros, source=tmp_path)
     assert not model.weight.any()
+
+
+def test_weights_of_a_network_without_the_models_ties_are_refused(tmp_path):
+    """PyTorch fills a shared tensor twice, and the second numbers stay without a word."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    tied = copy.deepcopy(model).state_dict() | {"0.bias": torch.tensor([math.nan, 0.0])}
+    zoo.load_weights(model, tied, source=tmp_path)
+    message = r"does not fit the model, which shares the memory of 0\.weight with another"
+    with pytest.raises(RunError, match=message):
+        zoo.load_weights(model, tied | {"1.weight": torch.ones(2, 2)}, source=tmp_path)
 
 
 def test_weights_that_would_be_rounded_are_refused(tmp_path):

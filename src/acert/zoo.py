@@ -93,6 +93,13 @@ def load_weights(model: nn.Module, arrays: dict[str, Any], *, source: Path) -> N
                 f"{held.dtype} would round"
             )
     model.load_state_dict(tensors)
+    for name, held in model.state_dict().items():
+        given = tensors[name]
+        if not bool(((held.to(given) == given) | given.isnan()).all()):
+            raise RunError(
+                f"{source} does not fit the model, which shares the memory of {name} with another "
+                "tensor; the file has other numbers for that one"
+            )
 
 
 def _check_fit(model: nn.Module, arrays: dict[str, Any], source: Path) -> None:

@@ -242,7 +242,15 @@ class _Search:
         if rival is not None:
             pair = logits.gather(1, torch.stack((rival, labels), 1))
             climbed = pair[:, 0] - pair[:, 1]
-        return _no_nan(value.detach()), torch.autograd.grad(climbed.sum(), moving)[0]
+        slope = None
+        if climbed.requires_grad:
+            (slope,) = torch.autograd.grad(climbed.sum(), moving, allow_unused=True)
+        if slope is None:
+            raise InvalidInput(
+                "`model` must let gradients through to its input, for an attack; they end in a "
+                "part of it that is under `torch.no_grad()` or detached"
+            )
+        return _no_nan(value.detach()), slope
 
     @torch.no_grad()
     def logits(self, points: Tensor) -> Tensor:
@@ -287,9 +295,10 @@ def _check(
     check_labels(labels, images)
     check_max_radius(max_radius)
     check_batch_size(batch_size)
-    for name, count in (("steps", steps), ("restarts", restarts)):
-        if count < 1:
-            raise InvalidInput(f"`{name}` must be at least 1; got {count}")
+    counts: dict[str, object] = {"steps": steps, "restarts": restarts}
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise InvalidInput(f"`{name}` must be an integer of at least 1; got {count!r}")
     if certified is not None:
         check_radius(certified, images)
     tensors = [("images", images), *model.named_parameters(), *model.named_buffers()]

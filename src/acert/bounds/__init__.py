@@ -3,7 +3,7 @@
 from acert.bounds.interval import BatchStatistics, Interval
 from acert.bounds.margin import certified_margin, worst_case_logits
 from acert.bounds.propagation import Statistics, clean_pass, interval_bounds, propagate
-from acert.bounds.table import register_rule
+from acert.bounds.registration import register_rule
 
 __all__ = [
     "BatchStatistics",

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any, TypeVar
 
-from acert.errors import InvalidInput
-
-__all__ = ["RULES", "Entry", "register_rule", "rule"]
+__all__ = ["RULES", "Entry", "inplace_at", "rule"]
 
 Function = Callable[..., Any]
 
@@ -39,7 +37,7 @@ class Entry:
 RULES: dict[Function, Entry] = {}
 
 
-def _inplace_at(function: Function) -> int | None:
+def inplace_at(function: Function) -> int | None:
     """Where `function` takes `inplace`: PyTorch's own layers pass it by place."""
     try:
         names = list(signature(function).parameters)
@@ -63,29 +61,10 @@ def rule(
     def add(function: _Rule) -> _Rule:
         for spelling in functions:
             RULES[spelling] = Entry(
-                function, ulps, view=view, mixed=mixed, inplace_at=_inplace_at(spelling)
+                function, ulps, view=view, mixed=mixed, inplace_at=inplace_at(spelling)
             )
         for spelling in inplace:
             RULES[spelling] = Entry(function, ulps, inplace=True, mixed=mixed)
         return function
 
     return add
-
-
-def register_rule(function: Any, rule: Any, *, ulps: float) -> None:
-    """Bounds `function` by `rule(interval, *arguments, **keywords) -> Interval` from now on.
-
-    The rule is called with the arguments of the function, an `Interval` in place of every
-    tensor that depends on the input; an `inplace` keyword is taken care of. `ulps` says how
-    far a network's own evaluation may be off, in units in the last place of the sample's
-    largest magnitude among those intervals and the result; where constants or intermediate
-    results are larger, state more. Without it no certificate could hold in floating point, so
-    there is no default. docs/adding-a-layer.md adds one and tests it.
-    """
-    if not callable(function) or not callable(rule):
-        raise InvalidInput(f"`function` and `rule` must be callable; got {function!r} and {rule!r}")
-    if not ulps >= 0:
-        raise InvalidInput(f"`ulps` must be at least 0; got {ulps}")
-    RULES[function] = Entry(
-        rule, float(ulps), mixed=True, elementwise=False, inplace_at=_inplace_at(function)
-    )

@@ -9,10 +9,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from acert.arithmetic import ieee_arithmetic
 from acert.bounds.checks import check_max_radius, check_model
 from acert.bounds.margin import margin
 from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import FLOAT32, OWN_UNIT
+from acert.bounds.same_network import check_same_network
 from acert.bounds.substitution import called_with, own_buffers, own_parameters
 from acert.deploy.portable import PortableArithmetic
 from acert.errors import InvalidInput
@@ -22,6 +24,7 @@ __all__ = ["CertifiedClassifier"]
 # Four times the room of `certified_radius` for another order of our own sums: what is proven in
 # one runtime then stays proven there.
 _ROUNDING = replace(FLOAT32, unit=FLOAT32.unit + 16 * OWN_UNIT)
+_COMPARED = 4  # samples on which the model itself is compared with its bounds
 
 Bracket = tuple[Tensor, Tensor, Tensor]
 
@@ -38,6 +41,8 @@ class CertifiedClassifier(nn.Module):
 
     `model` must be in evaluation mode, with float32 parameters; `images` are float32.
     `elide=False` takes the plain margin (Eq. 3), for models that do not end in a linear layer.
+    A model that is another one for tensors than for intervals is refused at the first images;
+    not where a graph is all that runs, so call it once before it is compiled.
 
     >>> model = nn.Sequential(nn.Linear(2, 2)).requires_grad_(False).eval()
     >>> _ = model[0].weight.copy_(torch.eye(2)), model[0].bias.zero_()
@@ -71,6 +76,7 @@ class CertifiedClassifier(nn.Module):
         self.model = model
         self.max_radius, self.domain = float(max_radius), domain
         self.steps, self.elide = steps, elide
+        self._compared = False
         self.eval()
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,6 +85,8 @@ class CertifiedClassifier(nn.Module):
             raise InvalidInput(f"`images` must be float32; got {images.dtype}")
         if self.training:
             raise InvalidInput("a certified classifier must be in evaluation mode (`eval()`)")
+        if not torch.compiler.is_compiling() and not self._compared:
+            self._compare(images.detach())
         logits = self.model(images.clone())  # it may work in place
         prediction = logits.argmax(1)
         usable = self._inside(images) & logits.isfinite().all(1)
@@ -86,6 +94,14 @@ class CertifiedClassifier(nn.Module):
         with torch.no_grad():
             radius = self._largest_proven(images.detach().double(), prediction)
         return logits, prediction, torch.where(usable, radius, torch.zeros_like(radius))
+
+    def _compare(self, images: Tensor) -> None:
+        """Refuses a model whose bounds are those of another one, as `certified_radius` does."""
+        usable = images[self._inside(images)][:_COMPARED]
+        if len(usable):
+            with ieee_arithmetic(images.device):
+                check_same_network(self.model, usable)
+            self._compared = True
 
     def _inside(self, images: Tensor) -> Tensor:
         """Which images are finite and lie in the domain."""

@@ -25,7 +25,7 @@ from acert.arithmetic import ieee_arithmetic
 from acert.bounds import clean_pass, worst_case_logits
 from acert.bounds.checks import check_unwrapped
 from acert.bounds.same_network import check_same_network
-from acert.bounds.substitution import called_with, copied_buffers
+from acert.bounds.substitution import called_with, copied_buffers, other_buffers, own_buffers
 from acert.data import Dataset, Split, to_float
 from acert.errors import AcertError, InvalidInput, RunError, UnsupportedOperation
 from acert.evaluation import evaluation_mode
@@ -46,6 +46,7 @@ __all__ = [
     "Factory",
     "available_device",
     "check_fit",
+    "check_kept",
     "check_savable",
     "check_seed",
     "check_training_mode",
@@ -254,6 +255,34 @@ def check_savable(model: nn.Module) -> None:
                 "`model` must hold real numbers that a run folder can keep (NumPy's integers and "
                 f"floats); got `{name}` of {kind}. A buffer with persistent=False is not kept"
             )
+
+
+def check_kept(model: nn.Module, train: Split) -> None:
+    """Refuses a model whose answers rest on what training leaves in a buffer that no file holds.
+
+    One that is computed once, as tables of positions are, comes back by itself.
+    """
+    before = own_buffers(model)
+    lost = {name: before[name] for name in before.keys() - model.state_dict().keys()}
+    if not lost:
+        return
+    images = to_float(train.images[:2])
+    drawn = torch.random.fork_rng([images.device] if images.is_cuda else [])
+    with drawn, evaluation_mode(model), other_buffers(model), torch.no_grad():
+        model.train()
+        model(images.clone())
+        model.eval()
+        now = own_buffers(model)
+        answers = called_with(model, copied_buffers(model), images)
+        for name in sorted(lost):
+            others = {each: buffer.clone() for each, buffer in (now | {name: lost[name]}).items()}
+            again = called_with(model, others, images)
+            if not torch.allclose(again, answers, equal_nan=True):
+                raise InvalidInput(
+                    "`model` must keep what training changes where a run folder keeps it too; got "
+                    f"`{name}`, a buffer with persistent=False: register it without that, or leave "
+                    "`out` away"
+                )
 
 
 def check_fit(

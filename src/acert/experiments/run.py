@@ -40,6 +40,7 @@ from acert.experiments.preparation import (
     Factory,
     available_device,
     check_fit,
+    check_kept,
     check_savable,
     check_seed,
     check_training_mode,
@@ -353,7 +354,8 @@ def _run(
 
     A model of the caller's `own` can be built by nobody else, and its name says little of it.
     """
-    if folder is not None:
+    saved = folder is not None
+    if saved:
         check_savable(model)
     if not processes.first:
         folder, progress, tensorboard = None, False, False
@@ -365,6 +367,8 @@ def _run(
     trainer = Trainer(model, train_split, settings, processes=processes)
     if settings.method.uses_bounds:
         check_training_mode(model, train_split, settings)
+    if saved:
+        check_kept(model, train_split)
     listener = display(progress, every=validate_every)
     listeners = [listener]
     validation = None if dataset.validation is None else dataset.validation.to(device)
