@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -431,7 +432,9 @@ def rendered(text: str, results: Path = RESULTS) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    checks = "--check" in (sys.argv[1:] if words is None else words)
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    checks = parser.parse_args(words).check
     stale = False
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -114,7 +115,9 @@ def stale() -> list[str]:
 
 
 def main() -> int:
-    if "--check" in sys.argv[1:]:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    if parser.parse_args().check:
         print("\n".join(stale()))
         return int(bool(stale()))
     drawings.render(RESULTS, DOCS)

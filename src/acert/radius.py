@@ -33,15 +33,13 @@ from acert.bounds.margin import check_bounds, margin
 from acert.bounds.propagation import propagate
 from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import OWN_UNIT, Rounding
-from acert.bounds.same_network import check_same_network
+from acert.bounds.same_network import COMPARED, check_same_network
 from acert.errors import InvalidInput
 from acert.memory import keep_freed_memory
 from acert.root_proof import finer, prove
 from acert.rootfind import Brent, RootStatus, Solver
 
 __all__ = ["CertifiedRadius", "Status", "certified_batches", "certified_radius"]
-
-_COMPARED = 4  # samples on which the model itself is compared with its bounds
 
 
 class Status(IntEnum):
@@ -163,7 +161,7 @@ def certified_batches(
         keep_freed_memory()
     shared = _Shared() if images.is_cuda else _Shared({}, {}, {})
     with ieee_arithmetic(images.device), torch.no_grad():
-        check_same_network(model, images[:_COMPARED], kept=shared.proven)
+        check_same_network(model, images[:COMPARED], kept=shared.proven)
     group = size * _batches_together(images.device)
     for start in range(0, len(images), group):
         some = images[start : start + group]

@@ -13,7 +13,9 @@ from acert.bounds.rounding import REAL, Rounding
 from acert.bounds.substitution import called_with, copied_buffers, own_buffers
 from acert.errors import InvalidInput, UnsupportedOperation
 
-__all__ = ["check_same_network"]
+__all__ = ["COMPARED", "check_same_network"]
+
+COMPARED = 4  # samples that are enough to tell
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from acert.bounds.checks import check_max_radius, check_model
 from acert.bounds.margin import margin
 from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import FLOAT32, OWN_UNIT
-from acert.bounds.same_network import check_same_network
+from acert.bounds.same_network import COMPARED, check_same_network
 from acert.bounds.substitution import called_with, own_buffers, own_parameters
 from acert.deploy.portable import PortableArithmetic
 from acert.errors import InvalidInput
@@ -24,7 +24,6 @@ __all__ = ["CertifiedClassifier"]
 # Four times the room of `certified_radius` for another order of our own sums: what is proven in
 # one runtime then stays proven there.
 _ROUNDING = replace(FLOAT32, unit=FLOAT32.unit + 16 * OWN_UNIT)
-_COMPARED = 4  # samples on which the model itself is compared with its bounds
 
 Bracket = tuple[Tensor, Tensor, Tensor]
 
@@ -97,7 +96,7 @@ class CertifiedClassifier(nn.Module):
 
     def _compare(self, images: Tensor) -> None:
         """Refuses a model whose bounds are those of another one, as `certified_radius` does."""
-        usable = images[self._inside(images)][:_COMPARED]
+        usable = images[self._inside(images)][:COMPARED]
         if len(usable):
             with ieee_arithmetic(images.device):
                 check_same_network(self.model, usable)
