@@ -870,3 +870,12 @@ def test_a_gradient_needs_gradients():
         acert.certified_radius(
             models.mlp(6, [8], 3), torch.rand(2, 6), max_radius=0.1, differentiable=True
         )
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((3, 32, 32), 32), ((1, 28, 28), 41), ((3, 64, 64), 16), ((1, 8, 8), 128), ((20,), 128)],
+)
+def test_a_batch_on_a_cpu_has_few_pixels(shape, size):
+    assert radius_module._default_batch(torch.zeros(1, *shape), "ibp") == size
+    assert radius_module._default_batch(torch.zeros(1, *shape), "crown-ibp") == 32

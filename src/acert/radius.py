@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import IntEnum
@@ -101,8 +102,8 @@ def certified_radius(
     and the interval bound for each class. That margin may fall again as the radius grows, so
     a larger certified radius can exist; the margin at `value` itself is negative all the same.
 
-    `batch_size` samples are held in memory at a time. None takes 128, on CUDA as many as make up
-    1,000 images of 3 x 32 x 32, for CROWN 32.
+    `batch_size` samples are held in memory at a time. None takes as many as have the pixels of
+    32 images of 32 x 32, between 16 and 128; on CUDA those of 1,000 such in colour; for CROWN 32.
     `differentiable=True` gives `value` the gradient of the implicit function theorem (Thm. 3.4)
     with respect to parameters and images; it is 0 where the radius is 0 or `max_radius`, and
     where the margin does not grow with the radius. CROWN's margin may jump over 0: there is no root
@@ -327,11 +328,10 @@ def _check(
 def _default_batch(images: Tensor, bounds: str) -> int:
     if bounds == "crown-ibp":  # a coefficient a class for every activation
         return 32
-    pixels = images[0].numel()
     if images.is_cuda:  # a large batch hides the launches; 1,000 CIFAR-10 images of CNN7 take 8 GiB
-        return max(32, 1000 * 3072 // pixels)
+        return max(32, 1000 * 3072 // images[0].numel())
     # A small one leaves its memory in the process and its activations in the cache.
-    return min(max(16, 32 * 3072 // pixels), 128)
+    return min(max(16, 32 * 1024 // math.prod(images.shape[2:])), 128)
 
 
 def _batches_together(device: torch.device) -> int:
