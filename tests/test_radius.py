@@ -878,4 +878,4 @@ def test_a_gradient_needs_gradients():
 )
 def test_a_batch_on_a_cpu_has_few_pixels(shape, size):
     assert radius_module._default_batch(torch.zeros(1, *shape), "ibp") == size
-    assert radius_module._default_batch(torch.zeros(1, *shape), "crown-ibp") == 32
+    assert radius_module._default_batch(torch.zeros(1, *shape), "crown-ibp") == 8

@@ -22,8 +22,9 @@ Line = tuple[Tensor, Tensor | None]  # slope, and the value at 0; None for 0
 
 def relaxed(step: Step, input: Interval, *, above: Line, below: Line) -> None:
     """Replaces f(x), element by element, by lines above and below it; no slope exceeds 1."""
-    # Not two clamps: both would hand a gradient on to a coefficient of 0, as a zero head has it.
-    positive, negative = step.A.clamp(min=0), torch.where(step.A < 0, step.A, 0.0)
+    positive = step.A.clamp(min=0)
+    # Not a second clamp: both would hand a gradient on to a coefficient of 0, as of a zero head.
+    negative = step.A - positive
     step.bound.send(input, scaled(positive, above[0]) + scaled(negative, below[0]))
     offsets = [(A, line[1]) for A, line in ((positive, above), (negative, below))]
     for A, offset in offsets:
