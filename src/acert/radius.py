@@ -101,8 +101,8 @@ def certified_radius(
     and the interval bound for each class. That margin may fall again as the radius grows, so
     a larger certified radius can exist; the margin at `value` itself is negative all the same.
 
-    `batch_size` samples are held in memory at a time. None takes 128, on CUDA as many as make up
-    1,000 images of 3 x 32 x 32, for CROWN 32.
+    `batch_size` samples are held in memory at a time. None takes as many as make up 32 images of
+    3 x 32 x 32, at least 16 and at most 128; on CUDA as many as make up 1,000; for CROWN 32.
     `differentiable=True` gives `value` the gradient of the implicit function theorem (Thm. 3.4)
     with respect to parameters and images; it is 0 where the radius is 0 or `max_radius`, and
     where the margin does not grow with the radius. CROWN's margin may jump over 0: there is no root
