@@ -32,9 +32,9 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("arithmetic", ["real", "float32"])
+@pytest.mark.parametrize("arithmetic", ["real", "float32", "nearest"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-def test_a_proof_misses_no_write_to_a_weight(write, arithmetic):
+def test_a_radius_misses_no_write_to_a_weight(write, arithmetic):
     """Batches are certified one after the other, and the model may change in between."""
     model = network()
     labels = model(IMAGES).argmax(1)

@@ -98,14 +98,14 @@ class BoundPass:
     def once(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         """`function(*arguments)`, or what an earlier pass made of the same at the same place.
 
-        Tensors are the same as long as they have their memory and PyTorch counts no write to it.
-        Of writes through `.data` it counts none, and a proof and what the model says of `points`
-        must not miss one: there numbers are compared.
+        Numbers are compared, except in plain passes that `fold`: those of a training step, of
+        validation and of guesses. There tensors are the same as long as they have their memory and
+        PyTorch counts no write to it; of writes through `.data` it counts none.
         """
         if self.kept is None or torch.is_grad_enabled():
             return function(*arguments)
         self.made += 1
-        by_numbers = self.rounding is not None or self.points
+        by_numbers = self.rounding is not None or not self.fold
         kept, memory = self.kept.get(self.made), _memory(arguments)
         if kept is None or kept.function is not function:
             same = False
