@@ -95,3 +95,41 @@ def test_a_pass_of_points_gives_what_the_model_computes():
         points = propagate(model, Interval(exact, exact).within(BoundPass(points=True)))
         assert torch.equal(points.center, propagate(model, Interval(exact, exact)).center)
         torch.testing.assert_close(points.center, copy.deepcopy(model).double()(exact))
+
+
+def test_a_layer_that_is_called_several_times_has_its_weights_kept_once():
+    layer = nn.Linear(4, 4).double()
+    kept: dict = {}
+    exact = torch.rand(3, 4, dtype=torch.float64)
+    with torch.no_grad():
+        for _ in range(2):
+            start = box(exact, torch.zeros(3).double(), None, rounding=REAL)
+            propagate(nn.Sequential(layer, layer, layer), start.within(BoundPass(REAL, kept=kept)))
+            assert len(kept) == 3
+            assert len({id(each) for each in kept.values()}) == 1
+
+
+def test_a_layer_that_changes_between_its_calls_is_taken_as_it_is_each_time():
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            before = self.layer.weight.data.clone()
+            x = self.layer(x)
+            self.layer.weight.data.mul_(2)
+            x = self.layer(x)
+            self.layer.weight.data.copy_(before)
+            return x
+
+    torch.manual_seed(0)
+    model, exact = Growing().double(), torch.rand(3, 4, dtype=torch.float64)
+    kept: dict = {}
+    with torch.no_grad():
+        for _ in range(3):
+            start = box(exact, torch.full((3,), 0.01).double(), None, rounding=REAL)
+            found = propagate(model, start.within(BoundPass(REAL, kept=kept)))
+            lower, upper = found.ends()
+            answer = model(exact)
+            assert bool(((lower <= answer) & (answer <= upper)).all())

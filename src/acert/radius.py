@@ -332,7 +332,7 @@ def _default_batch(images: Tensor, bounds: str) -> int:
     if images.is_cuda:  # a large batch hides the launches; 1,000 CIFAR-10 images of CNN7 take 8 GiB
         return max(32, 1000 * 3072 // images[0].numel())
     # A small one leaves its memory in the process and its activations in the cache.
-    return min(max(16, 32 * 1024 // math.prod(images.shape[2:])), 128)
+    return min(max(16, 32 * 1024 // max(1, math.prod(images.shape[2:]))), 128)
 
 
 def _batches_together(device: torch.device) -> int:

@@ -106,17 +106,24 @@ class BoundPass:
             return function(*arguments)
         self.made += 1
         by_numbers = self.rounding is not None or not self.fold
-        kept, memory = self.kept.get(self.made), _memory(arguments)
-        if kept is None or kept.function is not function:
-            same = False
-        elif by_numbers:
-            same = all(map(_equal, kept.arguments, arguments))
-        else:
-            same = kept.memory == memory
-        if not same:
+        memory = _memory(arguments)
+
+        def fits(kept: Kept) -> bool:
+            if kept.function is not function:
+                return False
+            if by_numbers:
+                return all(map(_equal, kept.arguments, arguments))
+            return kept.memory == memory
+
+        kept = self.kept.get(self.made)
+        if kept is None or not fits(kept):
+            # A layer that is called several times has its weights kept once.
+            alike = (each for each in self.kept.values() if each.memory == memory and fits(each))
+            kept = next(alike, None) if by_numbers else None
+        if kept is None:
             held = _own(arguments) if by_numbers else _held(arguments)
-            kept = self.kept[self.made] = Kept(function, held, memory, function(*arguments))
-        assert kept is not None
+            kept = Kept(function, held, memory, function(*arguments))
+        self.kept[self.made] = kept
         found: _Result = kept.result
         return found
 
