@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -496,3 +497,25 @@ def test_a_row_that_is_no_object_is_damage(tmp_path, line):
     (tmp_path / records.METRICS).write_text(line + "\n")
     with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in line 1"):
         records.read_metrics(tmp_path)
+
+
+def test_several_processes_try_a_folder_at_once(tmp_path):
+    """A name in common would be removed by one while another looks for it."""
+    stop = threading.Barrier(4)
+    failures = []
+
+    def tries() -> None:
+        stop.wait()
+        for _ in range(200):
+            try:
+                records.make_writable(tmp_path / "run")
+            except RunError as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=tries) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert not any((tmp_path / "run").iterdir())

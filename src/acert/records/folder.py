@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from acert.errors import RunError
 from acert.records.files import CONFIG, WEIGHTS, is_draft
-from acert.untrusted import fresh
 
 __all__ = ["check_free", "create", "is_finished", "make_writable"]
 
@@ -34,12 +34,11 @@ def create(folder: Path) -> None:
 
 def make_writable(folder: Path) -> None:
     """Makes the folder if there is none, and finds out whether a file can be written there."""
-    probe = folder / ".probe.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with fresh(probe):
+        # A name of its own: the processes of a run all ask at once.
+        with NamedTemporaryFile(dir=folder, prefix=".probe-", suffix=".tmp"):
             pass
-        probe.unlink()
     except OSError as error:
         raise RunError(f"nothing can be written to {folder}: {error.strerror or error}") from error
 
