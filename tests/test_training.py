@@ -77,9 +77,12 @@ def test_settings_report_all_faults_at_once():
         assert fault in str(caught.value)
 
 
-@pytest.mark.parametrize("radius", [0.0, -0.1, math.nan, math.inf])
-def test_a_radius_must_be_positive(radius):
-    with pytest.raises(InvalidInput, match="`max_radius` must be above 0"):
+@pytest.mark.parametrize(
+    ("radius", "constraint"),
+    [(0.0, "above 0"), (-0.1, "above 0"), (math.nan, "above 0"), (math.inf, "finite")],
+)
+def test_a_radius_must_be_positive_and_finite(radius, constraint):
+    with pytest.raises(InvalidInput, match=f"`max_radius` must be {constraint}; got {radius}"):
         settings(max_radius=radius)
 
 

@@ -41,7 +41,8 @@ class Settings:
         faults = [
             f"`{name}` must be {constraint}; got {value}"
             for name, constraint, value, fits in (
-                ("max_radius", "above 0", self.max_radius, 0 < self.max_radius < math.inf),
+                ("max_radius", "above 0", self.max_radius, self.max_radius > 0),
+                ("max_radius", "finite", self.max_radius, self.max_radius < math.inf),
                 ("epochs", "at least 1", self.epochs, self.epochs >= 1),
                 ("batch_size", "at least 2", self.batch_size, self.batch_size >= 2),
                 (
