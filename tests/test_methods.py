@@ -222,6 +222,22 @@ def test_the_small_box_lies_inside_the_large_one(share, seed, monkeypatch):
         assert torch.equal(centers, images)
 
 
+def test_the_large_box_is_cut_to_the_domain_first_as_its_authors_do(monkeypatch):
+    """By hand: a small box of 0.18 around points of a box of 0.3, at 0, inside and at 1."""
+    model = nn.Linear(3, 2)
+    images = torch.tensor([[0.0, 0.5, 1.0]])
+    step = step_of(model, images, torch.tensor([0]), anchors=images, cap=0.3)
+    centers = []
+    for cut_first in (False, True):
+        sabr = Sabr(box_share=0.6, cut_first=cut_first)
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                step, "bounds", lambda at, r: centers.append(at) or Step.bounds(step, at, r)
+            )
+            sabr.worst_case_logits(step)
+    torch.testing.assert_close(centers, [images, torch.tensor([[0.12, 0.5, 0.82]])])
+
+
 def test_the_attack_stays_in_the_box_and_raises_the_loss():
     model, images, labels = network()
     sabr, cap = Sabr(), torch.tensor(0.1)

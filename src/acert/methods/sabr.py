@@ -24,10 +24,16 @@ class Sabr(Method, Attack):
     The small box has the share `box_share` (lambda) of the cap as its radius. Its center is
     found by PGD from a random start: `attack_steps` signed steps of half the cap, a tenth of that
     after the first four and a hundredth after the first seven.
+
+    The small box lies inside the large one before both are cut to the domain. With `cut_first`, as
+    in the code of its authors, the large one is cut before: near an end of the domain the small
+    box then covers all that is left, and at the upper end of it up to (2 `box_share` - 1) of the
+    cap more.
     """
 
     box_share: float = 0.7
     attack_steps: int = 8
+    cut_first: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,10 +49,13 @@ class Sabr(Method, Attack):
 
     def worst_case_logits(self, step: Step) -> Tensor:
         """Worst-case logits on the small box, which lies inside the large one."""
-        reach = (1 - self.box_share) * step.cap
+        radius, reach = self.box_share * step.cap, (1 - self.box_share) * step.cap
         center = step.images + (step.anchors - step.images).clamp(-reach, reach)
-        radius = (self.box_share * step.cap).expand(len(center))
-        return step.worst_case(step.bounds(center, radius))
+        if self.cut_first:
+            lower, upper = box(step.images, step.cap.expand(len(center)), step.domain).ends()
+            # In this order: the upper end has the last word where the small box is the wider one.
+            center = torch.minimum(torch.maximum(step.anchors, lower + radius), upper - radius)
+        return step.worst_case(step.bounds(center, radius.expand(len(center))))
 
     def anchors(
         self, model: nn.Module, images: Tensor, labels: Tensor, cap: Tensor, noise: Tensor,
