@@ -171,8 +171,8 @@ def evaluate(
             def margin_at(
                 radius: Tensor, index: Tensor, images: Tensor = images, labels: Tensor = labels
             ) -> Tensor:
-                start = box(images[index], radius, domain)
-                output = propagate(model, start.within(BoundPass(fold=on_cpu, kept=kept)))
+                around = box(images[index], radius, domain)
+                output = propagate(model, around.within(BoundPass(fold=on_cpu, kept=kept)))
                 return margin(worst_case(output, labels[index]), labels[index])
 
             # With copies: a model may count what it sees in a buffer.

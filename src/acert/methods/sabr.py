@@ -26,9 +26,9 @@ class Sabr(Method, Attack):
     after the first four and a hundredth after the first seven.
 
     The small box lies inside the large one before both are cut to the domain. With `cut_first`, as
-    in the code of its authors, the large one is cut before: near an end of the domain the small
-    box then covers all that is left, and at the upper end of it up to (2 `box_share` - 1) of the
-    cap more.
+    in the code of its authors, the large one is cut before. Where less is left of it than the small
+    box is wide, as at an end of the domain with a `box_share` above 0.5, that one covers all of it,
+    and at the upper end up to (2 `box_share` - 1) of the cap more.
     """
 
     box_share: float = 0.7
