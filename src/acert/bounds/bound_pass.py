@@ -66,7 +66,9 @@ class BoundPass:
     over memory fewer times. That rounds the weights anew, which matters where products are rounded
     to fewer bits than float32 has, and gives first derivatives only. Passes without gradient that
     have `kept` in common compute what they make of their weights once. In a pass of `points`, boxes
-    of one point each, nobody asks for a radius, and none goes through weights.
+    of one point each, nobody asks for a radius, and none goes through weights. `narrow` gets each
+    interval on its way into an operation, with that operation's rule, and returns it or a narrower
+    one of the same numbers: CROWN's bounds of activations.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class BoundPass:
         fold: bool = False,
         kept: dict[int, Kept] | None = None,
         points: bool = False,
+        narrow: Callable[[Any, Function], Any] | None = None,
     ) -> None:
         self.rounding = rounding
         self.statistics = statistics
@@ -90,6 +93,7 @@ class BoundPass:
         self.kept = kept
         self.made = 0
         self.points = points
+        self.narrow = narrow
         # Whether whoever asked for the pass may want gradients of it.
         self.graded = torch.is_grad_enabled()
         self.first_input: Any = None

@@ -203,6 +203,12 @@ class Interval:
         lower, upper = self.ends()
         return Interval(function(lower), function(upper))
 
+    def narrowed(self, lower: Tensor, upper: Tensor) -> Interval:
+        """The same numbers of the network, known to lie between other ends."""
+        interval = Interval.__new__(Interval)
+        interval._fill(lower=lower, upper=upper, bound_pass=self._pass, source=self._source)
+        return interval
+
     @property
     def lower(self) -> Tensor:
         """Lower ends."""
@@ -377,6 +383,10 @@ class Interval:
         at = entry.inplace_at
         if at is not None and len(args) > at:
             overwrite, args = args[at], (*args[:at], *args[at + 1 :])
+        narrow = inputs[0].bound_pass.narrow
+        if narrow is not None and len(inputs) == 1 and inputs[0] is first:
+            inputs = [narrow(first, entry.rule)]
+            args, kwargs = (inputs[0], *args[1:]), {k: v for k, v in kwargs.items() if k != "input"}
         # Asked for before ReLU takes the memory of a convolution that nobody has seen.
         room = first.shape if overwrite and isinstance(first, Interval) else None
         result = entry.rule(*args, **kwargs)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from acert.bounds.bound_pass import Kept
 from acert.bounds.checks import (
     Domain,
     check_images,
@@ -18,7 +19,7 @@ from acert.bounds.checks import (
     domain_ends,
     warn_if_probabilities,
 )
-from acert.bounds.crown import crown_differences
+from acert.bounds.crown import crown_differences, narrowed
 from acert.bounds.interval import Affine, BoundPass, Interval
 from acert.bounds.propagation import Statistics, propagate
 from acert.bounds.rounding import OWN_UNIT, Rounding, own_gamma
@@ -26,7 +27,7 @@ from acert.errors import InvalidInput, UnsupportedOperation
 
 __all__ = ["box", "certified_margin", "margin", "upper_differences", "worst_case_logits"]
 
-BOUNDS = ("ibp", "crown-ibp")
+BOUNDS = ("ibp", "crown-ibp", "crown")
 # With more, all pairs of classes take longer than the pairs that a batch asks for.
 _FEW_CLASSES = 16
 
@@ -93,7 +94,7 @@ def worst_case_logits(
         check_radius(radius, images)
     if not isinstance(radius, Tensor):
         radius = torch.full(images.shape[:1], radius, dtype=images.dtype, device=images.device)
-    bound_pass = BoundPass(statistics=statistics, record=bounds == "crown-ibp")
+    bound_pass = bounding(bounds, statistics=statistics)
     output = propagate(model, box(images, radius, domain).within(bound_pass))
     if not compiling:
         check_logits(output, labels, len(images))
@@ -106,6 +107,22 @@ def check_bounds(bounds: str) -> None:
     """Refuses bounds that do not exist."""
     if bounds not in BOUNDS:
         raise InvalidInput(f"`bounds` must be one of {sorted(BOUNDS)}; got {bounds!r}")
+
+
+def bounding(
+    bounds: str,
+    *,
+    rounding: Rounding | None = None,
+    statistics: Statistics | None = None,
+    fold: bool = False,
+    kept: dict[int, Kept] | None = None,
+) -> BoundPass:
+    """A pass for these bounds. What CROWN walks back is recorded as the model computes it."""
+    record = bounds != "ibp"
+    return BoundPass(
+        rounding, statistics, record=record, fold=fold and not record, kept=kept,
+        narrow=narrowed if bounds == "crown" else None,
+    )  # fmt: skip
 
 
 def box(

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from acert.bounds.bound_pass import Kept
 from acert.bounds.checks import Domain
-from acert.bounds.interval import BoundPass, Interval
+from acert.bounds.interval import Interval
 from acert.bounds.margin import (
+    bounding,
     box,
     margin,
     plain_worst_case,
@@ -39,9 +40,8 @@ def proven_margin(
     `images` and `radius` are float64 and checked already. Without `rounding` it is the plain
     margin of any precision. `fold` and `kept` make passes cheaper: see `BoundPass`.
     """
-    record = bounds == "crown-ibp"
     start = box(images, radius, domain, rounding=rounding)
-    bound_pass = BoundPass(rounding, record=record, fold=fold and not record, kept=kept)
+    bound_pass = bounding(bounds, rounding=rounding, fold=fold, kept=kept)
     output = propagate(model, start.within(bound_pass))
     value = _margin(output, labels, elide=elide, bounds=bounds)
     return value.masked_fill(~value.isfinite(), torch.inf)
@@ -55,7 +55,7 @@ def _margin(output: Interval, labels: Tensor, *, elide: bool, bounds: str) -> Te
         worst_case = plain_worst_case(output, labels)
     else:
         worst_case = _lifted(output, labels)
-    if bounds == "crown-ibp":
+    if bounds != "ibp":
         worst_case = tighter_differences(output, labels, worst_case)
     return margin(worst_case, labels)
 

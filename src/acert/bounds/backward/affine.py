@@ -17,7 +17,7 @@ from acert.bounds.rules.affine import normalization
 from acert.bounds.table import RULES, Function
 
 
-@backward(F.linear)
+@backward(F.linear, sums=True)
 def _linear(step: Step, input: Interval, weight: Tensor, bias: Tensor | None = None) -> None:
     if weight.ndim != 2:
         refuse(F.linear, f"CROWN needs a matrix as its weight; got {weight.ndim} axes")
@@ -36,7 +36,7 @@ def _linear(step: Step, input: Interval, weight: Tensor, bias: Tensor | None = N
     )
 
 
-@backward(torch.matmul)
+@backward(torch.matmul, sums=True)
 def _matmul(step: Step, input: Interval, other: Tensor) -> None:
     _linear(step, input, other.mT)
 
@@ -64,7 +64,7 @@ def _prepared(
     return *_CONVOLUTIONS[spatial], weight, None if bias is None else bias.to(weight.dtype)
 
 
-@backward(F.conv1d, F.conv2d, F.conv3d)
+@backward(F.conv1d, F.conv2d, F.conv3d, sums=True)
 def convolution(
     step: Step,
     input: Interval,
@@ -99,7 +99,7 @@ def convolution(
     )  # fmt: skip
 
 
-@backward(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+@backward(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, sums=True)
 def _transposed_convolution(
     step: Step,
     input: Interval,
@@ -188,7 +188,7 @@ def _reduction(step: Step, input: Interval, dim: Any = None, *_: Any, **keywords
     )
 
 
-backward(torch.sum, torch.mean)(_reduction)
+backward(torch.sum, torch.mean, sums=True)(_reduction)
 
 
 @backward(F.batch_norm)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from acert.bounds.backward.affine import batched, convolution, each
-from acert.bounds.backward.table import backward
+from acert.bounds.backward.table import backward, everywhere
 from acert.bounds.interval import Interval, refuse
 from acert.bounds.linear_bound import Step
 from acert.bounds.table import RULES, Function
@@ -33,7 +33,7 @@ def _spatial(step: Step, input: Interval) -> int:
     return spatial
 
 
-@backward(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+@backward(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, sums=True)
 def _avg_pool(
     step: Step,
     input: Interval,
@@ -56,7 +56,7 @@ def _avg_pool(
     convolution(step, input, weight, None, stride or kernel, padding, 1, channels)
 
 
-@backward(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+@backward(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, sums=True)
 def _adaptive_avg_pool(step: Step, input: Interval, output_size: Any) -> None:
     spatial = _spatial(step, input)
     sizes = list(input.shape[2:])
@@ -69,7 +69,7 @@ def _adaptive_avg_pool(step: Step, input: Interval, output_size: Any) -> None:
     _avg_pool(step, input, [size // out for out, size in zip(wanted, sizes, strict=True)])
 
 
-@backward(F.max_pool1d, F.max_pool2d, F.max_pool3d)
+@backward(F.max_pool1d, F.max_pool2d, F.max_pool3d, relaxed=everywhere)
 def _max_pool(
     step: Step,
     input: Interval,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.backward.table import backward
+from acert.bounds.backward.table import backward, crossing, everywhere
 from acert.bounds.interval import Interval, refuse
 from acert.bounds.linear_bound import Step, scaled
 from acert.bounds.rounding import OWN_UNIT, REAL
@@ -38,12 +38,12 @@ def relaxed(step: Step, input: Interval, *, above: Line, below: Line) -> None:
     )
 
 
-@backward(F.relu)
+@backward(F.relu, relaxed=crossing)
 def _relu(step: Step, input: Interval) -> None:
     _kinked(step, input, 0.0)
 
 
-@backward(F.leaky_relu)
+@backward(F.leaky_relu, relaxed=crossing)
 def _leaky_relu(step: Step, input: Interval, negative_slope: float = 0.01) -> None:
     if not 0 <= negative_slope <= 1:
         refuse(
@@ -60,17 +60,17 @@ def _kinked(step: Step, input: Interval, slope: float) -> None:
     lower, upper = input.ends()
     # As tensors of this type: `torch.where` would round numbers to float32.
     steep, gentle = lower.new_ones(()), lower.new_full((), slope)
-    crossing = (lower < 0) & (upper > 0)
+    both_sides = crossing(lower, upper)
     # The chord from (lower, slope lower) to (upper, upper), else the function itself.
-    width = torch.where(crossing, upper - lower, 1.0)
+    width = torch.where(both_sides, upper - lower, 1.0)
     piece = torch.where(lower >= 0, steep, gentle)
-    chord = torch.where(crossing, (upper - slope * lower) / width, piece)
-    lift = torch.where(crossing, (slope - chord) * lower, 0.0)
+    chord = torch.where(both_sides, (upper - slope * lower) / width, piece)
+    lift = torch.where(both_sides, (slope - chord) * lower, 0.0)
     if step.rounding is not None:  # the rounded slope would cut one of the ends off
         raised = torch.maximum(slope * lower - chord * lower, upper - chord * upper)
         # Two products, their difference and this sum: half an ulp of |lower| or |upper| each.
         raised = raised + 8 * OWN_UNIT * (upper - lower) + REAL.tiny
-        lift = torch.where(crossing, raised, 0.0)
+        lift = torch.where(both_sides, raised, 0.0)
     nearer = torch.where(upper > -lower, steep, gentle)
     relaxed(step, input, above=(chord, lift), below=(nearer, None))
 
@@ -78,27 +78,27 @@ def _kinked(step: Step, input: Interval, slope: float) -> None:
 # -- clamps -----------------------------------------------------------------------------
 
 
-@backward(F.hardtanh)
+@backward(F.hardtanh, relaxed=everywhere)
 def _hardtanh(step: Step, input: Interval, min_val: float = -1.0, max_val: float = 1.0) -> None:
     _clipped(step, input, min_val, max_val)
 
 
-@backward(F.relu6)
+@backward(F.relu6, relaxed=everywhere)
 def _relu6(step: Step, input: Interval) -> None:
     _clipped(step, input, 0.0, 6.0)
 
 
-@backward(torch.clamp, torch.clip)
+@backward(torch.clamp, torch.clip, relaxed=everywhere)
 def _clamp(step: Step, input: Interval, min: Any = None, max: Any = None) -> None:
     _clipped(step, input, -math.inf if min is None else min, math.inf if max is None else max)
 
 
-@backward(torch.clamp_min)
+@backward(torch.clamp_min, relaxed=everywhere)
 def _clamp_min(step: Step, input: Interval, min: Any) -> None:
     _clipped(step, input, min, math.inf)
 
 
-@backward(torch.clamp_max)
+@backward(torch.clamp_max, relaxed=everywhere)
 def _clamp_max(step: Step, input: Interval, max: Any) -> None:
     _clipped(step, input, -math.inf, max)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from acert.bounds.backward.relaxation import relaxed
-from acert.bounds.backward.table import backward
+from acert.bounds.backward.table import backward, everywhere
 from acert.bounds.interval import Interval
 from acert.bounds.linear_bound import Step
 from acert.bounds.rounding import OWN_UNIT
@@ -38,12 +38,12 @@ _SIGMOID = Shape(
 )
 
 
-@backward(torch.tanh)
+@backward(torch.tanh, relaxed=everywhere)
 def _tanh(step: Step, input: Interval) -> None:
     _s_shaped(step, input, _TANH)
 
 
-@backward(torch.sigmoid)
+@backward(torch.sigmoid, relaxed=everywhere)
 def _sigmoid(step: Step, input: Interval) -> None:
     _s_shaped(step, input, _SIGMOID)
 
