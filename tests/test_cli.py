@@ -206,7 +206,7 @@ def test_train_on_all_evaluates_nothing(call):
     assert records.read_config(Path("all"))["data"]["validation"] == 0
 
 
-@pytest.mark.parametrize("bounds", ["ibp", "crown-ibp"])
+@pytest.mark.parametrize("bounds", ["ibp", "crown-ibp", "crown"])
 @pytest.mark.parametrize("arithmetic", ["real", "float32", "nearest"])
 def test_bounds_and_arithmetic_are_named(call, run_folder, bounds, arithmetic, monkeypatch):
     few = 20

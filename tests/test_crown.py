@@ -1091,7 +1091,7 @@ def test_unknown_bounds_are_refused(function):
     more = {"max_radius": 0.1} if function == "certified_radius" else {"radius": 0.1}
     with pytest.raises(acert.InvalidInput, match=r"`bounds` must be one of .*; got 'crown'"):
         getattr(acert, function)(
-            nn.Linear(3, 3), torch.rand(2, 3), torch.tensor([0, 1]), bounds="crown", **more
+            nn.Linear(3, 3), torch.rand(2, 3), torch.tensor([0, 1]), bounds="alpha-crown", **more
         )
 
 

@@ -99,8 +99,10 @@ def certified_radius(
     exact arithmetic, `"float32"` of the network as float32 hardware evaluates it in any order
     of summation (not TF32, half precision or Winograd), and `"nearest"` is a plain float64
     computation that does not cover rounding. `bounds="crown-ibp"` takes the smaller of CROWN's
-    and the interval bound for each class. That margin may fall again as the radius grows, so
-    a larger certified radius can exist; the margin at `value` itself is negative all the same.
+    and the interval bound for each class; `"crown"` bounds every activation by CROWN too, which a
+    network that was not trained for intervals needs. These margins may fall again as the radius
+    grows, so a larger certified radius can exist; the margin at `value` itself is negative all the
+    same.
 
     `batch_size` samples are held in memory at a time. None takes as many as have the pixels of
     32 images of 32 x 32, between 16 and 128; on CUDA those of 1,000 such in colour; for CROWN 8,

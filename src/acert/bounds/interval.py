@@ -203,7 +203,7 @@ class Interval:
         lower, upper = self.ends()
         return Interval(function(lower), function(upper))
 
-    def narrowed(self, lower: Tensor, upper: Tensor) -> Interval:
+    def between(self, lower: Tensor, upper: Tensor) -> Interval:
         """The same numbers of the network, known to lie between other ends."""
         interval = Interval.__new__(Interval)
         interval._fill(lower=lower, upper=upper, bound_pass=self._pass, source=self._source)

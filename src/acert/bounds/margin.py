@@ -19,14 +19,16 @@ from acert.bounds.checks import (
     domain_ends,
     warn_if_probabilities,
 )
-from acert.bounds.crown import crown_differences, narrowed
+from acert.bounds.crown import crown_differences
 from acert.bounds.interval import Affine, BoundPass, Interval
+from acert.bounds.narrowing import narrowed
 from acert.bounds.propagation import Statistics, propagate
 from acert.bounds.rounding import OWN_UNIT, Rounding, own_gamma
 from acert.errors import InvalidInput, UnsupportedOperation
 
 __all__ = ["box", "certified_margin", "margin", "upper_differences", "worst_case_logits"]
 
+# From the cheapest to the tightest.
 BOUNDS = ("ibp", "crown-ibp", "crown")
 # With more, all pairs of classes take longer than the pairs that a batch asks for.
 _FEW_CLASSES = 16
@@ -48,7 +50,8 @@ def certified_margin(
     Negative means certified at that `radius` (Eq. 4), up to rounding. `elide=True` fuses the
     last linear layer with the difference, which is never looser. The box is
     [x - radius, x + radius] inside `domain`; `domain=None` leaves it unclamped.
-    `bounds="crown-ibp"` takes the smaller of CROWN's and the interval bound for each class.
+    `bounds="crown-ibp"` takes the smaller of CROWN's and the interval bound for each class, and
+    `"crown"` bounds every activation by CROWN too.
 
     >>> model = nn.Linear(2, 2).requires_grad_(False)
     >>> _ = model.weight.copy_(torch.eye(2)), model.bias.zero_()
@@ -77,7 +80,8 @@ def worst_case_logits(
 
     Plain: upper bounds, and the lower bound at the label. Elided: upper bounds of z_i - z_y,
     which is 0 at the label; the same up to a shift if nothing were gained by eliding.
-    `bounds="crown-ibp"` gives differences in both cases, the smaller of CROWN's and these.
+    `bounds="crown-ibp"` and `"crown"` give differences in both cases, the smaller of CROWN's and
+    these.
 
     >>> model = nn.Linear(2, 2).requires_grad_(False)
     >>> _ = model.weight.copy_(torch.eye(2)), model.bias.zero_()

@@ -14,6 +14,7 @@ from torch import nn
 from acert import data, records
 from acert.attack import AttackCheck, check_certificates
 from acert.attack.picture import draw_gap
+from acert.bounds.margin import BOUNDS
 from acert.cli.flags import (
     Parser,
     add_place,
@@ -41,6 +42,7 @@ _EXAMPLES = """examples:
   acert certify runs/c25                        the test set, proven in real arithmetic
   acert certify runs/c25 --arithmetic float32   as float32 hardware evaluates the network
   acert certify runs/c25 --bounds crown-ibp --radii 2/255,8/255
+  acert certify runs/plain --bounds crown       for a network that was not trained for bounds
   acert certify digits-acert                    the model that comes with acert
   acert certify digits-acert --attack           and try to break the certificates
   acert certify --model mymodels:net --weights net.safetensors --dataset mnist \\
@@ -65,7 +67,8 @@ def add(verbs: Any) -> Parser:
     add = parser.add_argument
     add("run", nargs="?", metavar="RUN", help="run folder, or the name of a shipped model")
     add("--arithmetic", choices=_ARITHMETIC, default="real", help="what is proven (default: real)")
-    add("--bounds", choices=("ibp", "crown-ibp"), default="ibp", help="default: ibp")
+    add("--bounds", choices=BOUNDS, default="ibp",
+        help="from the cheapest to the tightest (default: ibp)")  # fmt: skip
     add("--radii", type=as_numbers, help="where to read certified accuracy off, such as 0.01,8/255")
     add("--max-radius", type=as_number, help="largest radius looked for (default: the run's)")
     add("--batch-size", type=int, help="samples held in memory at a time")

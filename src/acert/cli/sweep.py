@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from acert import data
+from acert.bounds.margin import BOUNDS
 from acert.cli.flags import (
     Parser,
     add_place,
@@ -67,7 +68,8 @@ def add(verbs: Any) -> Parser:
     add("--model", help="a name of acert.models, or package.module:factory of your own")
     add("--arithmetic", choices=("real", "float32", "nearest"), default="real",
         help="what is proven (default: real)")  # fmt: skip
-    add("--bounds", choices=("ibp", "crown-ibp"), default="ibp", help="default: ibp")
+    add("--bounds", choices=BOUNDS, default="ibp",
+        help="from the cheapest to the tightest (default: ibp)")  # fmt: skip
     add("--out", type=Path, required=True, help="folder of the run folders")
     add("--engine", choices=("local", "ray"), default="local",
         help="where the runs are made: this machine (default), or a Ray cluster")  # fmt: skip

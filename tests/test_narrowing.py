@@ -1,0 +1,418 @@
+"""CROWN's own bounds of activations: `bounds="crown"`."""
+
+import copy
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests import ball
+from tests.slopes import Weighted, assert_slope
+from tests.test_crown import exact_box, fused, inner, largest, parts
+from tests.test_crown_networks import CLASSES, NETWORKS, digits, make, trained
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import acert
+from acert import models
+from acert.attack import attack_radius
+from acert.bounds import narrowing, propagate
+from acert.bounds.backward import RELAXED
+from acert.bounds.crown import crown_differences, walked_back
+from acert.bounds.interval import BoundPass, Interval
+from acert.bounds.margin import bounding, box, upper_differences
+from acert.bounds.proven import proven_margin
+from acert.bounds.rounding import FLOAT32, REAL
+from acert.bounds.table import RULES
+
+# The networks whose activations differ in kind.
+KINDS = ["leaky relu", "hardtanh", "max pool", "tanh", "dense", "up and down"]
+
+
+def output_of(model, images, radius, *, rounding=None, narrow=narrowing.narrowed):
+    radius = torch.as_tensor(radius, dtype=images.dtype).expand(len(images))
+    start = box(images, radius, (0.0, 1.0), rounding=rounding)
+    return propagate(model, start.within(BoundPass(rounding, record=True, narrow=narrow)))
+
+
+def random_mlp(hidden, *, inputs=4, classes=3):
+    model = models.mlp(inputs, hidden, classes).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    return model
+
+
+# -- the slow, direct form --------------------------------------------------------------
+
+
+def walk(row, constant, layers, hidden, lower, upper):
+    """The largest row . x + constant behind these layers, one neuron at a time."""
+    row = list(row)
+    for (weight, bias), (low, high) in zip(layers[::-1], hidden[::-1], strict=True):
+        for j, (left, right) in enumerate(zip(low, high, strict=True)):
+            if left >= 0:
+                continue
+            if right <= 0:
+                row[j] *= 0
+            elif row[j] > 0:
+                constant += row[j] * -left * right / (right - left)
+                row[j] *= right / (right - left)
+            else:
+                row[j] *= 1 if right > -left else 0
+        constant += inner(row, bias)
+        row = [inner(row, column) for column in zip(*weight, strict=True)]
+    return constant + largest(row, lower, upper)
+
+
+def activations(layers, lower, upper):
+    """Bounds of every hidden layer by walks through those before it, and by intervals."""
+    hidden, low, high = [], lower, upper
+    for depth, (weight, bias) in enumerate(layers[:-1]):
+        found = []
+        for row, b in zip(weight, bias, strict=True):
+            left, right = b + largest(row, high, low), b + largest(row, low, high)
+            if left < 0 < right:  # else a line, which nothing is gained for
+                right = min(right, walk(row, b, layers[:depth], hidden, lower, upper))
+                negative = [-w for w in row]
+                left = max(left, -walk(negative, -b, layers[:depth], hidden, lower, upper))
+            found.append((left, right))
+        hidden.append(tuple(zip(*found, strict=True)))
+        low, high = ([max(end, 0) for end in side] for side in hidden[-1])
+    return hidden
+
+
+@pytest.mark.parametrize("hidden", [[7], [6, 5], [5, 6, 4], [4, 4, 4, 4]])
+@pytest.mark.parametrize("radius", [0.0, 0.05, 0.4])
+def test_equals_a_dense_loop(hidden, radius):
+    model = random_mlp(hidden)
+    images, labels = torch.rand(6, 4).double(), torch.randint(3, (6,))
+    seen = []
+
+    def narrow(interval, rule):
+        found = narrowing.narrowed(interval, rule)
+        if rule in RELAXED:
+            seen.append(found)
+        return found
+
+    found = crown_differences(output_of(model, images, radius, narrow=narrow), labels)
+    layers = parts(model)
+    for at, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+        low = (image - radius).clamp(min=0).tolist()
+        high = (image + radius).clamp(max=1).tolist()
+        wanted = activations(layers, low, high)
+        for interval, (left, right) in zip(seen, wanted, strict=True):
+            lower, upper = interval.lower[at], interval.upper[at]
+            left, right = (torch.tensor(side, dtype=torch.float64) for side in (left, right))
+            torch.testing.assert_close(lower, left, rtol=1e-11, atol=1e-11)
+            torch.testing.assert_close(upper, right, rtol=1e-11, atol=1e-11)
+        rows = [
+            walk(row, shift, layers[:-1], wanted, low, high) for row, shift in fused(layers, label)
+        ]
+        rows = torch.tensor(rows, dtype=torch.float64)
+        torch.testing.assert_close(found[at], rows, rtol=1e-10, atol=1e-10)
+
+
+def test_by_hand():
+    # Both rows are x, so that their difference is 0, where intervals have [-2, 2].
+    start = Interval(-torch.ones(1, 1), torch.ones(1, 1))
+    twice, difference = torch.ones(2, 1), torch.tensor([[1.0, -1.0]])
+    for narrow, width in ((None, 2.0), (narrowing.narrowed, 0.0)):
+        start.within(BoundPass(record=True, narrow=narrow))
+        activated = F.relu(F.linear(F.linear(start, twice), difference))
+        assert activated.lower.tolist() == [[0.0]]
+        assert activated.upper.tolist() == [[width]]
+
+
+# -- what is walked, and what is not ----------------------------------------------------
+
+
+@pytest.fixture
+def walks(monkeypatch):
+    """The number of rows of every walk for an activation."""
+    rows = []
+
+    def counted(bound):
+        upper = walked_back(bound)
+        rows.append(upper.shape[1])
+        return upper
+
+    monkeypatch.setattr(narrowing, "walked_back", counted)
+    return rows
+
+
+def test_nothing_is_walked_where_intervals_are_exact(walks):
+    first = nn.Sequential(
+        models.Normalize(0.4, 0.3), nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(),
+        nn.MaxPool2d(2), nn.LeakyReLU(), nn.Flatten(), nn.Linear(27, 10),
+    ).eval()  # fmt: skip
+    output_of(first, digits(2)[0], 0.1)
+    assert walks == []
+    pooled = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten())
+    output_of(pooled, digits(2)[0], 0.1)
+    assert walks != []
+
+
+def test_only_neurons_that_may_switch_are_walked(walks):
+    model = random_mlp([6, 8])
+    with torch.no_grad():
+        model[3].bias.copy_(torch.tensor([99.0, -99.0, 99.0, -99.0, 0.0, 99.0, 0.0, -99.0]))
+    output = output_of(model, torch.rand(3, 4).double(), 0.3)
+    assert walks == [4]  # both ends of two
+    assert output.shape == (3, 3)
+
+
+def test_bounds_do_not_depend_on_the_size_of_a_walk(walks, monkeypatch):
+    model, (images, labels) = trained("max pool"), digits(3)
+    whole = crown_differences(output_of(model, images, 0.02), labels)
+    count = len(walks)
+    monkeypatch.setattr(narrowing, "_COEFFICIENTS", 2**13)
+    parted = crown_differences(output_of(model, images, 0.02), labels)
+    assert len(walks) > 3 * count
+    torch.testing.assert_close(parted, whole)
+
+
+def test_in_place_activations_are_narrowed_too():
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)]
+    model = nn.Sequential(*layers)
+    inplace = nn.Sequential(*(nn.ReLU(inplace=True) if i % 2 else layers[i] for i in range(5)))
+    images, labels = torch.rand(5, 4), torch.randint(3, (5,))
+    margins = [
+        acert.certified_margin(each, images, labels, 0.2, bounds=bounds)
+        for each, bounds in ((model, "crown"), (inplace, "crown"), (model, "crown-ibp"))
+    ]
+    assert torch.equal(margins[0], margins[1])
+    assert (margins[0] < margins[2]).any()
+
+
+def test_elision_keeps_the_layer_that_was_called():
+    """Logits that a side branch activates: what is narrowed is not what elision looks at."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            logits = self.last(F.relu(self.first(x)))
+            F.relu(logits)
+            return logits
+
+    model, images, labels = Model(), torch.rand(5, 4), torch.randint(3, (5,))
+    output = output_of(model, images, 0.1)
+    plain = output_of(model, images, 0.1, narrow=None)
+    assert torch.equal(upper_differences(output, labels), upper_differences(plain, labels))
+
+
+# -- soundness --------------------------------------------------------------------------
+
+
+class Activations(TorchFunctionMode):
+    """Keeps what goes into every curve of a model, in the order of its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        entry = RULES.get(func)
+        if entry is not None and entry.rule in RELAXED:
+            self.seen.append(args[0].clone())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("rounding", "dtype"), [(REAL, torch.float64), (FLOAT32, torch.float32)])
+@pytest.mark.parametrize("radius", [1e-7, 0.02, 0.1])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_activations_stay_inside(name, radius, rounding, dtype):
+    """Every number that goes into a curve, at many points of the box, in the network's own type."""
+    model, (images, _) = copy.deepcopy(trained(name)).to(dtype), digits(4)
+    seen, improved = [], 0
+
+    def narrow(interval, rule):
+        nonlocal improved
+        found = narrowing.narrowed(interval, rule)
+        if rule in RELAXED:
+            seen.append(found.ends())  # the interval itself may be overwritten
+            improved += (found.upper < interval.upper).sum() + (found.lower > interval.lower).sum()
+        return found
+
+    output_of(model, images.double(), radius, rounding=rounding, narrow=narrow)
+    curves = sum(isinstance(each, (nn.MaxPool1d, nn.MaxPool2d)) for each in model.modules())
+    assert improved > 0 or radius < 1e-6 or len(seen) == 1 or curves
+    lower, upper = box(images.double(), torch.full((4,), radius).double(), (0.0, 1.0)).ends()
+    for _ in range(20):
+        corner = torch.where(torch.rand_like(lower) < 0.5, lower, upper)
+        points = (corner + torch.rand(4, 1, 1, 1) * (images - corner)).to(dtype).double()
+        points = torch.where((lower <= points) & (points <= upper), points, images.double())
+        with Activations() as here, torch.no_grad():
+            model(points.to(dtype))
+        assert len(here.seen) == len(seen)
+        for value, (least, most) in zip(here.seen, seen, strict=True):
+            value = value.double()
+            # Exact arithmetic is meant there, and float64 is not quite that.
+            slack = 1e-13 * (1 + value.abs().max()) if rounding is REAL else 0.0
+            assert (value >= least - slack).all()
+            assert (value <= most + slack).all()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_attacks_inside_the_radii_find_nothing(name):
+    model, (images, _) = trained(name), digits(6, start=1000)
+    found = {}
+    for bounds in ("ibp", "crown-ibp", "crown"):
+        found[bounds] = acert.certified_radius(
+            model, images, max_radius=0.1, bounds=bounds, arithmetic="float32"
+        )
+    crown = found["crown"]
+    assert (crown.value >= found["ibp"].value * (1 - 1e-5)).all()
+    assert crown.value.sum() >= found["crown-ibp"].value.sum()
+    attack = attack_radius(
+        model, images, crown.prediction, max_radius=0.1, steps=15, restarts=2, certified=crown.value
+    )
+    assert (attack.radius > crown.value).all()
+    assert (attack.radius < 0.1).any()
+
+
+def test_radii_are_well_ahead_where_training_had_no_bounds():
+    model, (images, labels) = trained("leaky relu"), digits(20, start=1000)
+    ibp, mixed, crown = (
+        acert.certified_radius(model, images, labels, max_radius=0.3, bounds=bounds).value.mean()
+        for bounds in ("ibp", "crown-ibp", "crown")
+    )
+    assert crown > 1.2 * mixed > 1.2 * 1.2 * ibp
+
+
+@pytest.mark.parametrize("name", KINDS[:4])
+def test_exact_networks_stay_below_the_bounds(name):
+    """A corner of the box evaluated in balls."""
+    model, (images, labels) = copy.deepcopy(trained(name)).double(), digits(2, dtype=torch.float64)
+    bound = crown_differences(output_of(model, images, 0.02, rounding=REAL), labels)
+    lower, upper = (images - 0.0199).clamp(min=0), (images + 0.0199).clamp(max=1)
+    logits = ball.outputs(model, torch.where(torch.rand_like(lower) < 0.5, lower, upper))
+    for row, label in enumerate(labels.tolist()):
+        for i in set(range(CLASSES)) - {label}:
+            assert logits[row, i] - logits[row, label] <= ball.array(bound[row, i])
+
+
+@pytest.mark.parametrize("hidden", [[5, 4], [4, 4, 4]])
+def test_exact_crown_is_negative_at_the_value(hidden):
+    """The whole of it in fractions, where a root was found to the last digits of float64."""
+    proven = 0
+    for seed in range(10):
+        torch.manual_seed(seed)
+        model, images = random_mlp(hidden, inputs=3), torch.rand(2, 3).double()
+        result = acert.certified_radius(
+            model, images, max_radius=0.5, bounds="crown",
+            solver=acert.Brent(xtol=1e-15, rtol=1e-15, max_steps=200),
+        )  # fmt: skip
+        layers = parts(model, Fraction)
+        for image, value, label in zip(images, result.value, result.prediction, strict=True):
+            if value == 0:
+                continue
+            lower, upper = exact_box(image, value.item())
+            narrowed = activations(layers, lower, upper)
+            rows = [
+                walk(row, shift, layers[:-1], narrowed, lower, upper)
+                for row, shift in fused(layers, label.item())
+            ]
+            intervals = [[max(end, Fraction(0)) for end in side] for side in narrowed[-1]]
+            plain = [shift + largest(row, *intervals) for row, shift in fused(layers, label.item())]
+            both = [min(pair) for pair in zip(rows, plain, strict=True)]
+            del both[label]
+            assert max(both) < 0
+            proven += 1
+    assert proven > 12
+
+
+@pytest.mark.parametrize("arithmetic", ["real", "float32", "nearest"])
+@pytest.mark.parametrize("name", KINDS)
+def test_the_margin_at_the_value_is_negative(name, arithmetic):
+    model, (images, _) = trained(name), digits(4, start=900)
+    result = acert.certified_radius(
+        model, images, max_radius=0.2, bounds="crown", arithmetic=arithmetic, batch_size=3
+    )
+    assert (result.value > 0).all()
+    rounding = {"real": REAL, "float32": FLOAT32, "nearest": None}[arithmetic]
+    for index in range(4):  # in a batch of its own
+        alone = slice(index, index + 1)
+        margin = proven_margin(
+            model, images[alone].double(), result.prediction[alone], result.value[alone],
+            rounding=rounding, bounds="crown",
+        )  # fmt: skip
+        assert margin < 0
+
+
+# -- gradients, compilation, a peer -----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_against_finite_differences(name):
+    model, labels = make(name, torch.float64), torch.tensor([3, 7])
+    images = torch.rand(2, 1, 8, 8).double()
+
+    def loss(images, *values):
+        output = output_of(Weighted(model, values), images, 0.03)
+        return F.cross_entropy(crown_differences(output, labels), labels)
+
+    assert_slope(loss, [images, *(p.detach().clone() for p in model.parameters())])
+
+
+def test_differentiable_radii():
+    torch.manual_seed(3)
+    model = models.mlp(64, [12, 12], 4).double()
+    images = 0.5 + 0.3 * torch.rand(3, 1, 8, 8).double()
+    labels, direction = model(images).argmax(1), torch.randn_like(images)
+
+    def radii(points):
+        return acert.certified_radius(
+            model, points, labels, max_radius=0.5, domain=None, bounds="crown",
+            differentiable=points.requires_grad, solver=acert.Brent(xtol=1e-15, rtol=1e-14),
+        ).value  # fmt: skip
+
+    ahead, behind = radii(images + 1e-6 * direction), radii(images - 1e-6 * direction)
+    images.requires_grad_()
+    (gradient,) = torch.autograd.grad(radii(images).sum(), images)
+    slope = (gradient * direction).flatten(1).sum(1)
+    torch.testing.assert_close(slope, (ahead - behind) / 2e-6, rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["leaky relu", "max pool", "tanh"])
+def test_compiled_equals_eager(name):
+    torch.compiler.reset()
+    model, (images, labels) = make(name), digits(2)
+
+    def bounds(images, labels):
+        start = box(images, torch.full((2,), 0.03), (0.0, 1.0)).within(bounding("crown"))
+        return crown_differences(propagate(model, start), labels)
+
+    compiled = torch.compile(bounds, fullgraph=True, backend="eager")(images, labels)
+    torch.testing.assert_close(compiled, bounds(images, labels))
+
+
+# Networks that auto_LiRPA takes, and that it has the same lines for.
+@pytest.mark.filterwarnings("ignore")  # its own: it traces with torch.jit
+@pytest.mark.parametrize("name", ["leaky relu", "dense", "max pool"])
+def test_bounds_are_those_of_a_peer(name):
+    lirpa = pytest.importorskip("auto_LiRPA")
+    model, (images, labels) = make(name), digits(3)
+    found = crown_differences(output_of(model, images, 0.02), labels)
+    around = lirpa.PerturbationLpNorm(
+        x_L=(images - 0.02).clamp(min=0), x_U=(images + 0.02).clamp(max=1)
+    )
+    bounded = lirpa.BoundedModule(model, images, bound_opts={"conv_mode": "matrix"})
+    rows = torch.eye(CLASSES) - F.one_hot(labels, CLASSES).unsqueeze(1)
+    _, upper = bounded.compute_bounds(
+        x=(lirpa.BoundedTensor(images, around),), C=rows, method="CROWN"
+    )
+    torch.testing.assert_close(found, upper, rtol=1e-5, atol=1e-5)
+
+
+# -- refusals ---------------------------------------------------------------------------
+
+
+def test_an_operation_without_a_backward_rule_is_named():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Softplus(), nn.ReLU(), nn.Linear(8, 4))
+    images, labels = digits(2)
+    with pytest.raises(acert.UnsupportedOperation, match="softplus: CROWN has no backward rule"):
+        acert.certified_margin(model, images, labels % 4, 0.1, bounds="crown")
