@@ -1089,7 +1089,7 @@ def test_inference_tensors_are_taken():
 @pytest.mark.parametrize("function", ["certified_radius", "certified_margin", "worst_case_logits"])
 def test_unknown_bounds_are_refused(function):
     more = {"max_radius": 0.1} if function == "certified_radius" else {"radius": 0.1}
-    with pytest.raises(acert.InvalidInput, match=r"`bounds` must be one of .*; got 'crown'"):
+    with pytest.raises(acert.InvalidInput, match=r"`bounds` must be one of .*; got 'alpha-crown'"):
         getattr(acert, function)(
             nn.Linear(3, 3), torch.rand(2, 3), torch.tensor([0, 1]), bounds="alpha-crown", **more
         )
