@@ -6,8 +6,8 @@
 Networks learn digits by plain training; the shipped one, trained by ACERT, stands beside them.
 Radii of test images are proven in real arithmetic; times are processor time of one thread. PGD's
 radius, at which it finds another class, is an upper bound of what any method can prove. Where
-auto_LiRPA can be imported, its CROWN margins of the same images, at half of PGD's mean radius, stand
-beside ours.
+auto_LiRPA can be imported, its CROWN margins of the same images, at half of PGD's mean radius,
+stand beside ours.
 """
 
 from __future__ import annotations
@@ -134,16 +134,17 @@ def table(content: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, found in content["rows"].items():
-        radii = [f"{found['radius'][bounds]:.4f}" for bounds in BOUNDS]
+        radii = [f"{found['radius'][bounds]:.2g}" for bounds in BOUNDS]
         times = ", ".join(f"{found['ms'][bounds]:.1f}" for bounds in BOUNDS)
         accuracy = f"{100 * found['accuracy']:.0f}"
         lines.append(
-            f"| {name} | {accuracy} | {' | '.join(radii)} | {found['attack']:.4f} | {times} |"
+            f"| {name} | {accuracy} | {' | '.join(radii)} | {found['attack']:.2g} | {times} |"
         )
     facts = content["environment"]
     text = (
         f"Mean radius of {content['images']} test digits, up to {content['max_radius']}; "
-        f"{content['epochs']} epochs. {facts['cpu']}, torch {facts['torch']}, commit {facts['commit'][:7]}: `{' '.join(facts['command'])}`"
+        f"{content['epochs']} epochs. {facts['cpu']}, torch {facts['torch']}, commit "
+        f"{facts['commit'][:7]}: `{facts['command']}`"
     )
     above = [found.get("above_peer") for found in content["rows"].values()]
     if None not in above:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks import certify, gradients, measuring, performance, step, train
+from benchmarks import certify, crown, gradients, measuring, performance, step, train
 from benchmarks.products import Layout, Products
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -326,3 +326,19 @@ def test_tables_of_made_up_records(tmp_path):
     two = 0.33 + 3.0 + 0.5 + 1e3 * (48e6 / 360e9 + 30 * 1e-5)
     assert f"| 2 | {two:.1f} ({6.33 / two:.1f} times faster) |" in made
     assert "| 1 | 6.3 (1.0 times faster) |" in made
+
+
+def test_bounds_of_networks_trained_without_them(tmp_path):
+    out = tmp_path / "crown.json"
+    crown.main(["--images", "3", "--epochs", "1", "--peer", "off", "--out", str(out)])
+    record = written(out)
+    assert len(record["rows"]) == 6
+    for row in record["rows"].values():
+        assert row["radius"]["ibp"] <= row["radius"]["crown"] <= row["attack"]
+    assert "| 2 x 64, ReLU |" in crown.table(record)
+
+
+def test_the_table_of_bounds_is_that_of_its_record():
+    wanted = crown.table(json.loads(crown.RECORD.read_text(encoding="utf-8")))
+    page = crown.PAGE.read_text(encoding="utf-8")
+    assert f"<!-- crown-cpu:begin -->\n{wanted}\n<!-- crown-cpu:end -->" in page
