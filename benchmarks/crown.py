@@ -66,8 +66,7 @@ def trained(model: nn.Module, train: data.Split, epochs: int) -> nn.Module:
 
 def peer_margins(model: nn.Module, images: Tensor, labels: Tensor, radius: float) -> Tensor:
     """auto_LiRPA's CROWN margins."""
-    import auto_LiRPA as lirpa
-
+    lirpa = peer.imported()
     lower, upper = (images - radius).clamp(min=0), (images + radius).clamp(max=1)
     around = lirpa.PerturbationLpNorm(x_L=lower, x_U=upper)
     bounded = lirpa.BoundedModule(model, images, bound_opts={"conv_mode": "matrix"})
@@ -81,18 +80,16 @@ def peer_margins(model: nn.Module, images: Tensor, labels: Tensor, radius: float
 def row(model: nn.Module, images: Tensor, labels: Tensor, *, beside: bool) -> dict[str, Any]:
     """Radii, their cost and how far an attack stays above them."""
     found: dict[str, Any] = {"radius": {}, "ms": {}, "proven": {}}
-    radii = {}
+    radii: dict[str, Tensor] = {}
     for bounds in BOUNDS:
-        results = []
 
-        def run(bounds: str = bounds, results: list[Any] = results) -> None:
-            results.append(
-                acert.certified_radius(model, images, labels, max_radius=MAX_RADIUS, bounds=bounds)
-            )
+        def run(bounds: str = bounds) -> None:
+            radii[bounds] = acert.certified_radius(
+                model, images, labels, max_radius=MAX_RADIUS, bounds=bounds
+            ).value
 
         run()
         seconds = [measuring.timed(run, images.device, "cpu") for _ in range(3)]
-        radii[bounds] = results[0].value
         found["radius"][bounds] = float(radii[bounds].mean())
         found["proven"][bounds] = float((radii[bounds] > 0).double().mean())
         found["ms"][bounds] = 1e3 * sorted(seconds)[1] / len(images)

@@ -32,14 +32,14 @@ def available(where: str) -> bool:
             raise SystemExit(f"`--peer` must be auto, off or a folder with auto_LiRPA; got {where}")
         sys.path.insert(0, where)
     try:
-        _imported()
+        imported()
     except ImportError as error:
         print(f"no column for auto_LiRPA: {error}", file=sys.stderr)
         return False
     return True
 
 
-def _imported() -> Any:
+def imported() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         library = importlib.import_module("auto_LiRPA")
@@ -51,7 +51,7 @@ class PeerBounds:
     """auto_LiRPA's interval bounds of a copy of a model, in the model's own mode."""
 
     def __init__(self, model: nn.Module, images: Tensor, classes: int) -> None:
-        self.library = _imported()
+        self.library = imported()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.bounded = self.library.BoundedModule(
