@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +29,7 @@ from benchmarks import measuring, peer  # noqa: E402
 import acert  # noqa: E402
 from acert import data, models  # noqa: E402
 from acert.attack import attack_radius  # noqa: E402
-from acert.bounds.margin import BOUNDS, margin  # noqa: E402
+from acert.bounds.margin import BOUNDS  # noqa: E402
 from acert.data import to_float  # noqa: E402
 from acert.experiments.paper.comparison import filled  # noqa: E402
 
@@ -64,19 +63,6 @@ def trained(model: nn.Module, train: data.Split, epochs: int) -> nn.Module:
     return run.model.eval()
 
 
-def peer_margins(model: nn.Module, images: Tensor, labels: Tensor, radius: float) -> Tensor:
-    """auto_LiRPA's CROWN margins."""
-    lirpa = peer.imported()
-    lower, upper = (images - radius).clamp(min=0), (images + radius).clamp(max=1)
-    around = lirpa.PerturbationLpNorm(x_L=lower, x_U=upper)
-    bounded = lirpa.BoundedModule(model, images, bound_opts={"conv_mode": "matrix"})
-    rows = torch.eye(10) - F.one_hot(labels, 10).unsqueeze(1)
-    _, found = bounded.compute_bounds(
-        x=(lirpa.BoundedTensor(images, around),), C=rows, method="CROWN"
-    )
-    return margin(found.detach(), labels)
-
-
 def row(model: nn.Module, images: Tensor, labels: Tensor, *, beside: bool) -> dict[str, Any]:
     """Radii, their cost and how far an attack stays above them."""
     found: dict[str, Any] = {"radius": {}, "ms": {}, "proven": {}}
@@ -98,9 +84,10 @@ def row(model: nn.Module, images: Tensor, labels: Tensor, *, beside: bool) -> di
     found["accuracy"] = float((model(images).argmax(1) == labels).double().mean())
     assert bool((attack.radius >= radii["crown"]).all()), "an attack got inside a certificate"
     if beside:
-        radius = found["attack"] / 2
+        radius = torch.full((len(images),), found["attack"] / 2)
         ours = acert.certified_margin(model, images, labels, radius, bounds="crown").detach()
-        theirs = peer_margins(model, images, labels, radius)
+        bounds_of = peer.PeerBounds(model, images, 10)
+        theirs = bounds_of.upper_differences(images, labels, radius, method="CROWN").amax(1)
         found["above_peer"] = float((ours - theirs).max() / theirs.abs().max())
         found["below_peer"] = float((theirs - ours).max() / theirs.abs().max())
     return found

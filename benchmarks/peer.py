@@ -32,14 +32,14 @@ def available(where: str) -> bool:
             raise SystemExit(f"`--peer` must be auto, off or a folder with auto_LiRPA; got {where}")
         sys.path.insert(0, where)
     try:
-        imported()
+        _imported()
     except ImportError as error:
         print(f"no column for auto_LiRPA: {error}", file=sys.stderr)
         return False
     return True
 
 
-def imported() -> Any:
+def _imported() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         library = importlib.import_module("auto_LiRPA")
@@ -48,10 +48,10 @@ def imported() -> Any:
 
 
 class PeerBounds:
-    """auto_LiRPA's interval bounds of a copy of a model, in the model's own mode."""
+    """auto_LiRPA's bounds of a copy of a model, in the model's own mode."""
 
     def __init__(self, model: nn.Module, images: Tensor, classes: int) -> None:
-        self.library = imported()
+        self.library = _imported()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.bounded = self.library.BoundedModule(
@@ -60,7 +60,9 @@ class PeerBounds:
         self.bounded.train(model.training)
         self.rows = torch.eye(classes, device=images.device)
 
-    def upper_differences(self, images: Tensor, labels: Tensor, radius: Tensor) -> Tensor:
+    def upper_differences(
+        self, images: Tensor, labels: Tensor, radius: Tensor, *, method: str = "IBP"
+    ) -> Tensor:
         """Upper bounds of z_i - z_y for every class i but the label."""
         wide = radius.reshape(-1, *[1] * (images.ndim - 1))
         norm = self.library.PerturbationLpNorm(
@@ -74,7 +76,7 @@ class PeerBounds:
         lower, _ = self.bounded.compute_bounds(
             x=(self.library.BoundedTensor(images, norm),),
             C=specification,
-            method="IBP",
+            method=method,
             bound_upper=False,
         )
         return -lower
