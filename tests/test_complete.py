@@ -14,8 +14,9 @@ from acert.experiments.complete import Watch, complete_run
 from acert.experiments.execution import Stop
 from acert.experiments.progress import Silent
 from acert.experiments.recipes import recipe
-from acert.methods import Acert, CrownIBP
+from acert.methods import Acert, CrownIBP, FastIBP, Standard
 from acert.schedules import SmoothRadius
+from acert.training import Trainer
 
 
 def experiment(**changes):
@@ -127,10 +128,13 @@ def watch(monkeypatch, *, deadline, device="cpu", step=0, method=None):
     """A run of ten epochs of five steps, with a warm-up of three."""
     clock = Clock(monkeypatch)
     schedule = SmoothRadius(start_epoch=1, length=3)
-    settings = SimpleNamespace(epochs=10, method=method or Acert(), radius_schedule=schedule)
-    trainer = SimpleNamespace(
-        settings=settings, steps_per_epoch=5, step=step, device=torch.device(device)
+    settings = SimpleNamespace(
+        epochs=10, method=method or Acert(), radius_schedule=schedule, regularization=0.5
     )
+    trainer = SimpleNamespace(
+        settings=settings, steps_per_epoch=5, total_steps=50, step=step, device=torch.device(device)
+    )
+    trainer.phase = lambda step: Trainer.phase(trainer, step)
     watched = Watch(Silent(), deadline)
     watched.start(trainer)
     return clock, watched
@@ -140,8 +144,8 @@ def test_watch_extrapolates_the_epochs_so_far(monkeypatch, capsys):
     clock, watched = watch(monkeypatch, deadline=115.0)
     clock.now += 1.0
     watched.step(5)
-    watched.epoch({"epoch": 1, "step": 5})  # 9 s left, until 110
-    clock.now += 3.0  # the mean is 2 s now, so that the end is at 120
+    watched.epoch({"epoch": 1, "step": 5})  # two more, and seven of 0.85 s: until 109
+    clock.now += 3.0  # the mean is 2 s now, so that the end is near 118
     with pytest.raises(Stop):
         watched.epoch({"epoch": 2, "step": 10})
     assert watched.expired
@@ -206,6 +210,27 @@ def test_watch_does_not_stop_crown_ibp_for_epochs_that_will_be_cheaper(monkeypat
         watched.step(5 * epoch)
         watched.epoch({"epoch": epoch, "step": 5 * epoch})
     assert not watched.expired
+
+
+@pytest.mark.parametrize("method", [Acert(), FastIBP(), Standard()])
+def test_watch_foresees_that_epochs_after_the_warm_up_are_shorter(monkeypatch, method):
+    # 1.2 s an epoch, then 1 s, on CUDA 10 s of compilation before each: done a second early.
+    warm_up = 1.2 if method.uses_bounds else 1.0
+    deadline = 100.0 + 3 * warm_up + 7 * 1 + 2 * 10.0 + 1
+    clock, watched = watch(monkeypatch, deadline=deadline, device="cuda", method=method)
+    for epoch in range(1, 11):
+        again = epoch == 4 and method.uses_bounds
+        clock.now += (warm_up if epoch <= 3 else 1.0) + 10.0 * (epoch == 1 or again)
+        watched.step(5 * epoch)
+        watched.epoch({"epoch": epoch, "step": 5 * epoch})
+    assert not watched.expired
+
+
+def test_watch_stops_early_where_shorter_epochs_will_not_do_either(monkeypatch):
+    clock, watched = watch(monkeypatch, deadline=107.5)
+    clock.now += 1.0
+    with pytest.raises(Stop):  # two more, and seven of 0.85 s
+        watched.epoch({"epoch": 1, "step": 5})
 
 
 def test_watch_stops_crown_ibp_within_its_warm_up_or_by_the_epochs_after_it(monkeypatch):

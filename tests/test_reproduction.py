@@ -24,6 +24,7 @@ from acert.experiments.paper.reproduction import Job, jobs, reproduce, seconds_n
 from acert.experiments.paper.row import Published, Row, Training
 from acert.experiments.paper.standing import has_data, standing
 from acert.experiments.recipes import recipe
+from acert.optimizers import Muon
 
 ROOT = Path(__file__).parent.parent
 ACERT = paper.find("table1/cifar10/acert-k0")
@@ -194,6 +195,25 @@ def test_costs_are_those_that_were_measured():
     for name in ("standard", "fastibp", "acert-fast", "sabr", "acert"):
         cost = plain[name] / plain["fastibp"]
         assert reproduction._cost(recipe("cifar10", name)) == pytest.approx(cost, rel=0.02)
+    # Runs without a radius schedule and those of CROWN-IBP are in TF32.
+    narrow = {(row["method"], row["regularized"]): row["ms"] for row in rows
+              if row["precision"] == "tf32"}  # fmt: skip
+    for name in ("fastibp", "acert"):
+        cost = narrow[name, False] / plain["fastibp"]
+        row = paper.find(f"table2/cifar10/{name}-k0")
+        assert reproduction._cost(row.training.experiment()) == pytest.approx(cost, rel=0.02)
+    steps = 81 * narrow["crown-ibp", True] + 119 * narrow["crown-ibp", False]
+    cost = steps / 200 / plain["fastibp"]
+    assert reproduction._cost(recipe("cifar10", "crown-ibp")) == pytest.approx(cost, rel=0.02)
+
+
+def test_of_records_that_cost_the_same_one_with_the_same_optimiser_tells_the_time(tmp_path):
+    like = record_of(ACERT, tmp_path / "like", seconds=2.0)
+    muon = replace(like.experiment, settings=replace(like.experiment.settings, optimizer=Muon()))
+    slower = replace(record_of(ACERT, tmp_path / "muon", seconds=3.0), experiment=muon)
+    job = Job(row=ACERT, seed=1)
+    alone = seconds_needed(job, [like], hardware="a GPU")
+    assert seconds_needed(job, [slower, like], hardware="a GPU") == alone
 
 
 def test_time_of_a_run_that_is_under_way_is_its_own(tmp_path):

@@ -37,9 +37,11 @@ from acert.methods import Acert
 
 __all__ = ["Job", "Outcome", "jobs", "reproduce", "seconds_needed"]
 
-# Time of a step in units of FastIBP's, from results/step-cuda.json; CROWN-IBP's is a rough mean.
-_COST = {"Standard": 0.47, "FastIBP": 1.0, "AcertFast": 1.0, "CrownIBP": 3.0, "Sabr": 2.3}
+# Time of a step in units of FastIBP's, from results/step-cuda.json; CROWN-IBP's in its warm-up.
+_COST = {"Standard": 0.47, "FastIBP": 1.0, "AcertFast": 1.0, "CrownIBP": 11.9, "Sabr": 2.3}
 _ROOT_STEP_COST = 0.15
+# Of a step in TF32, where the others are in float16.
+_TF32_COST = 1.62
 # Certification where no record says how long it takes.
 _CERTIFICATION = 60.0
 
@@ -119,7 +121,7 @@ def seconds_needed(
 
     From the epochs that the run in the folder `run` has behind it, else from the record of the
     same data set and hardware whose step costs most nearly the same, of those that had the GPU to
-    themselves if there are any.
+    themselves if there are any, and of those with the same optimiser.
     """
     settings = job.experiment.settings
     try:
@@ -134,7 +136,13 @@ def seconds_needed(
         if record.experiment.dataset == job.row.dataset and record.hardware == hardware
     ]
     cost = _cost(job.experiment)
-    similar.sort(key=lambda record: (record.shared, abs(math.log(_cost(record.experiment) / cost))))
+    similar.sort(
+        key=lambda record: (
+            record.shared,
+            abs(math.log(_cost(record.experiment) / cost)),
+            record.experiment.settings.optimizer != settings.optimizer,
+        )
+    )
     certification = _CERTIFICATION
     if similar:
         certification = float(similar[0].environment.get("certification_seconds", _CERTIFICATION))
@@ -156,11 +164,17 @@ def _start_up(rows: Sequence[records.Row]) -> float:
 
 
 def _cost(experiment: Experiment) -> float:
-    method = experiment.settings.method
+    """The mean time of a step, in units of one of FastIBP in float16."""
+    settings, method = experiment.settings, experiment.settings.method
+    unit = _TF32_COST if settings.precision == "tf32" else 1.0
     if isinstance(method, Acert):
         # One more bound pass, at the cap.
-        return _COST["FastIBP"] + _ROOT_STEP_COST * (method.solver.max_steps + 1)
-    return _COST[type(method).__name__]
+        return unit * (_COST["FastIBP"] + _ROOT_STEP_COST * (method.solver.max_steps + 1))
+    cost = _COST[type(method).__name__]
+    if method.settles:  # FastIBP's step from the end of the warm-up on
+        share = min(1.0, settings.radius_schedule.last_epoch / settings.epochs)
+        cost = share * cost + (1 - share) * _COST["FastIBP"]
+    return unit * cost
 
 
 # -- running --------------------------------------------------------------------------------
