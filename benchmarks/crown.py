@@ -86,7 +86,7 @@ def row(model: nn.Module, images: Tensor, labels: Tensor, *, beside: bool) -> di
     if beside:
         radius = torch.full((len(images),), found["attack"] / 2)
         ours = acert.certified_margin(model, images, labels, radius, bounds="crown").detach()
-        bounds_of = peer.PeerBounds(model, images, 10)
+        bounds_of = peer.PeerBounds(model, images, 10, conv_mode="matrix")
         theirs = bounds_of.upper_differences(images, labels, radius, method="CROWN").amax(1)
         found["above_peer"] = float((ours - theirs).max() / theirs.abs().max())
         found["below_peer"] = float((theirs - ours).max() / theirs.abs().max())

@@ -50,12 +50,12 @@ def _imported() -> Any:
 class PeerBounds:
     """auto_LiRPA's bounds of a copy of a model, in the model's own mode."""
 
-    def __init__(self, model: nn.Module, images: Tensor, classes: int) -> None:
+    def __init__(self, model: nn.Module, images: Tensor, classes: int, **options: str) -> None:
         self.library = _imported()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.bounded = self.library.BoundedModule(
-                copy.deepcopy(model), images[:2], device=images.device
+                copy.deepcopy(model), images[:2], device=images.device, bound_opts=options
             )
         self.bounded.train(model.training)
         self.rows = torch.eye(classes, device=images.device)
