@@ -206,6 +206,19 @@ def test_train_on_all_evaluates_nothing(call):
     assert records.read_config(Path("all"))["data"]["validation"] == 0
 
 
+@pytest.mark.parametrize("method", ["standard", "fastibp"])
+def test_tighter_bounds_are_named_where_intervals_prove_little(call, method, monkeypatch):
+    whole = data.load_test("digits")
+    few = type(whole)(whole.images[:50], whole.labels[:50])
+    monkeypatch.setattr(data, "load_test", lambda *_, **__: few)
+    assert call("train", "--method", method, *QUICK, "--out", "run")[0] == 0
+    for bounds, told in (("ibp", method == "standard"), ("crown", False)):
+        words = ["--bounds", bounds, "--device", "cpu", "--max-radius", "30"]
+        status, _, err = call("certify", "run", *words)
+        assert status == 0
+        assert ("--bounds crown" in err) == told
+
+
 @pytest.mark.parametrize("bounds", ["ibp", "crown-ibp", "crown"])
 @pytest.mark.parametrize("arithmetic", ["real", "float32", "nearest"])
 def test_bounds_and_arithmetic_are_named(call, run_folder, bounds, arithmetic, monkeypatch):
@@ -453,7 +466,7 @@ def test_own_weights(call):
         (["certify"], "give a run folder, or a model of your own, which needs --model, --weights"),
         (["certify", "nowhere"], "there is no run folder nowhere"),
         (["certify", "digits-acrt"], "did you mean 'digits-acert'?"),
-        (["certify", "digits-acert", "--bounds", "crown"], "invalid choice: 'crown'"),
+        (["certify", "digits-acert", "--bounds", "crwn"], "invalid choice: 'crwn'"),
         (["certify", "digits-acert", "--weights", "w"], "`--weights` must be left out where a run"),
         (["certify", "digits-acert", "--max-radius", "0"], "`max_radius` must be"),
         (["certify", "digits-acert", "--radii", "1,x"], "argument --radii: a number is needed"),

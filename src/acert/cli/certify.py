@@ -54,6 +54,8 @@ _ARITHMETIC = {
     "nearest": "rounding is not covered",
 }
 _GAP = "attack-gap.png"
+# Mean radius of the images that are right, over the largest, below which intervals say little.
+_LITTLE = 0.05
 # Lines shown of a bug that may have as many as there are samples.
 _SHOWN = 20
 
@@ -107,6 +109,7 @@ def _certify(options: argparse.Namespace) -> int:
         split = opened_test_set(folder, data_dir=options.data_dir)
         max_radius = settings.max_radius if options.max_radius is None else options.max_radius
         domain, elide = settings.domain, settings.elide
+        trained_for_bounds = settings.method.uses_bounds
         shipped = folder != Path(options.run)
         out = options.out or (Path("runs", folder.name) if shipped else folder)
         _refuse_run(out, unless=folder)
@@ -119,7 +122,7 @@ def _certify(options: argparse.Namespace) -> int:
                 f"give a run folder, or a model of your own, which needs {', '.join(absent)} too"
             )
         name, max_radius, out = options.dataset, options.max_radius, options.out
-        elide = not options.no_elide
+        elide, trained_for_bounds = not options.no_elide, False
         _refuse_run(out)
         known = data.facts(name, data_dir=options.data_dir)
         split, domain = data.load_test(name, data_dir=options.data_dir), known.domain
@@ -160,7 +163,7 @@ def _certify(options: argparse.Namespace) -> int:
     record_certification(out, certificates, split)
     (out / _GAP).unlink(missing_ok=True)  # it may be of other certificates
     if not options.attack:
-        _show(certificates, name, options.radii)
+        _show(certificates, name, options.radii, trained_for_bounds=trained_for_bounds)
         print(f"wrote {records.CERTIFICATES} and {records.EXAMPLES} to {out}")
         return 0
     check = check_certificates(
@@ -174,7 +177,7 @@ def _certify(options: argparse.Namespace) -> int:
         written += f", {_GAP}"
     except ModuleNotFoundError as error:
         print(f"no picture of the gap: it needs the package {error.name}", file=sys.stderr)
-    _show(check.certificates, name, options.radii)
+    _show(check.certificates, name, options.radii, trained_for_bounds=trained_for_bounds)
     status = _report(check)
     print(f"wrote {written} to {out}")
     return status
@@ -187,7 +190,13 @@ def _refuse_run(out: Path, *, unless: Path | None = None) -> None:
         raise InvalidInput(f"`--out` must not be the folder of another run; got {out}")
 
 
-def _show(certificates: Certificates, name: str, radii: Sequence[float] | None) -> None:
+def _show(
+    certificates: Certificates,
+    name: str,
+    radii: Sequence[float] | None,
+    *,
+    trained_for_bounds: bool,
+) -> None:
     largest = certificates.max_radius
     chosen = radii or [share * largest for share in (0.25, 0.5, 0.75, 1.0)]
     print(
@@ -201,6 +210,13 @@ def _show(certificates: Certificates, name: str, radii: Sequence[float] | None) 
         if certificates.attacked:
             line += f"  not broken: {100 * certificates.attacked_accuracy(radius):.2f} %"
         print(line)
+    little = certificates.acr < _LITTLE * certificates.accuracy
+    if little and certificates.bounds == "ibp" and not trained_for_bounds:
+        print(
+            "note: intervals prove next to nothing of a network that was not trained for them; "
+            "--bounds crown is slower and proves more",
+            file=sys.stderr,
+        )
 
 
 def _report(check: AttackCheck) -> int:
