@@ -126,26 +126,31 @@ def dense_ibp(layers, lower, upper, label):
     return [shift + largest(row, low, high) for row, shift in fused(layers, label)]
 
 
+def walk(row, constant, layers, hidden, lower, upper):
+    """The largest row . x + constant behind these layers, one neuron at a time."""
+    row = list(row)
+    for (weight, bias), (low, high) in zip(layers[::-1], hidden[::-1], strict=True):
+        for j, (left, right) in enumerate(zip(low, high, strict=True)):
+            if left >= 0:
+                continue
+            if right <= 0:
+                row[j] *= 0
+            elif row[j] > 0:
+                constant += row[j] * -left * right / (right - left)
+                row[j] *= right / (right - left)
+            else:
+                row[j] *= 1 if right > -left else 0
+        constant += inner(row, bias)
+        row = [inner(row, column) for column in zip(*weight, strict=True)]
+    return constant + largest(row, lower, upper)
+
+
 def dense_crown(layers, lower, upper, label):
-    """CROWN with interval intermediate bounds, one neuron at a time; floats or fractions."""
+    """CROWN with interval intermediate bounds; floats or fractions."""
     hidden, _, _ = dense_intervals(layers, lower, upper)
-    bounds = []
-    for a, constant in fused(layers, label):
-        for (weight, bias), (low, high) in zip(layers[-2::-1], hidden[::-1], strict=True):
-            for j, (left, right) in enumerate(zip(low, high, strict=True)):
-                if left >= 0:
-                    continue
-                if right <= 0:
-                    a[j] *= 0
-                elif a[j] > 0:
-                    constant += a[j] * -left * right / (right - left)
-                    a[j] *= right / (right - left)
-                else:
-                    a[j] *= 1 if right > -left else 0
-            constant += inner(a, bias)
-            a = [inner(a, column) for column in zip(*weight, strict=True)]
-        bounds.append(constant + largest(a, lower, upper))
-    return bounds
+    return [
+        walk(row, shift, layers[:-1], hidden, lower, upper) for row, shift in fused(layers, label)
+    ]
 
 
 def parts(model, number=float):

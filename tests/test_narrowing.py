@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from tests import ball
 from tests.slopes import Weighted, assert_slope
-from tests.test_crown import exact_box, fused, inner, largest, parts
+from tests.test_crown import exact_box, fused, largest, parts, walk
 from tests.test_crown_networks import CLASSES, NETWORKS, digits, make, trained
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -43,25 +43,6 @@ def random_mlp(hidden, *, inputs=4, classes=3):
 
 
 # -- the slow, direct form --------------------------------------------------------------
-
-
-def walk(row, constant, layers, hidden, lower, upper):
-    """The largest row . x + constant behind these layers, one neuron at a time."""
-    row = list(row)
-    for (weight, bias), (low, high) in zip(layers[::-1], hidden[::-1], strict=True):
-        for j, (left, right) in enumerate(zip(low, high, strict=True)):
-            if left >= 0:
-                continue
-            if right <= 0:
-                row[j] *= 0
-            elif row[j] > 0:
-                constant += row[j] * -left * right / (right - left)
-                row[j] *= right / (right - left)
-            else:
-                row[j] *= 1 if right > -left else 0
-        constant += inner(row, bias)
-        row = [inner(row, column) for column in zip(*weight, strict=True)]
-    return constant + largest(row, lower, upper)
 
 
 def activations(layers, lower, upper):
