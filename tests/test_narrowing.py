@@ -445,3 +445,25 @@ def test_what_the_logits_do_not_depend_on_is_not_refused(aside):
         acert.certified_margin(each, images, labels, 0.2, bounds="crown") for each in (model, plain)
     )
     assert torch.equal(found, wanted)
+
+
+class OneByOne(nn.Module):
+    """Takes the samples apart, so that layers see inputs of one axis."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.inner = nn.Linear(4, 6), nn.Linear(6, width)
+        self.last = nn.Linear(width, 3)
+
+    def forward(self, x):
+        rows = [torch.tanh(self.inner(torch.tanh(row))) for row in self.first(x)]
+        return self.last(torch.stack(rows))
+
+
+@pytest.mark.parametrize("width", [1, 2, 6])
+@pytest.mark.parametrize("bounds", ["crown-ibp", "crown"])
+def test_samples_that_are_taken_apart_are_refused(bounds, width):
+    with pytest.raises(acert.UnsupportedOperation, match="stack: CROWN needs the samples to stay"):
+        acert.certified_margin(
+            OneByOne(width), torch.rand(2, 4), torch.tensor([0, 1]), 0.1, bounds=bounds
+        )
