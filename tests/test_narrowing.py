@@ -343,6 +343,21 @@ def test_the_margin_at_the_value_is_negative(name, arithmetic):
         assert margin < 0
 
 
+def test_walks_that_overflow_leave_the_interval():
+    """Coefficients pass the largest float32 on their way back, where no activation does."""
+    model = models.mlp(4, [6, 6, 6], 3)
+    for layer, size in zip(model[1::2], (1e-30, 1e25, 1e25, 1e-20), strict=True):
+        nn.init.normal_(layer.weight, std=size)
+        nn.init.zeros_(layer.bias)
+    images, labels = torch.rand(5, 4), torch.randint(3, (5,))
+    ibp, crown = (
+        acert.certified_margin(model, images, labels, 0.1, bounds=bounds)
+        for bounds in ("ibp", "crown")
+    )
+    assert crown.isfinite().all()
+    assert (crown <= ibp + 1e-5 * ibp.abs()).all()
+
+
 # -- gradients, compilation, a peer -----------------------------------------------------
 
 
