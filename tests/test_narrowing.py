@@ -324,6 +324,21 @@ def test_the_margin_at_the_value_is_negative(name, arithmetic):
         assert margin < 0
 
 
+def test_walks_that_overflow_leave_the_interval():
+    """Coefficients pass the largest float32 on their way back, where no activation does."""
+    model = models.mlp(4, [6, 6, 6], 3)
+    for layer, size in zip(model[1::2], (1e-30, 1e25, 1e25, 1e-20), strict=True):
+        nn.init.normal_(layer.weight, std=size)
+        nn.init.zeros_(layer.bias)
+    images, labels = torch.rand(5, 4), torch.randint(3, (5,))
+    ibp, crown = (
+        acert.certified_margin(model, images, labels, 0.1, bounds=bounds)
+        for bounds in ("ibp", "crown")
+    )
+    assert crown.isfinite().all()
+    assert (crown <= ibp + 1e-5 * ibp.abs()).all()
+
+
 # -- gradients, compilation, a peer -----------------------------------------------------
 
 
@@ -392,8 +407,59 @@ def test_bounds_are_those_of_a_peer(name):
 # -- refusals ---------------------------------------------------------------------------
 
 
-def test_an_operation_without_a_backward_rule_is_named():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Softplus(), nn.ReLU(), nn.Linear(8, 4))
+@pytest.mark.parametrize("bounds", ["crown-ibp", "crown"])
+def test_an_operation_without_a_backward_rule_is_named(bounds):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Softplus(), nn.Tanh(), nn.Linear(8, 4))
     images, labels = digits(2)
-    with pytest.raises(acert.UnsupportedOperation, match="softplus: CROWN has no backward rule"):
-        acert.certified_margin(model, images, labels % 4, 0.1, bounds="crown")
+    with pytest.raises(acert.UnsupportedOperation) as refusal:
+        acert.certified_margin(model, images, labels % 4, 0.1, bounds=bounds)
+    # Not the module of an activation behind it, nor advice to register an interval rule.
+    wanted = 'softplus: CROWN has no backward rule for it; `bounds="ibp"` has'
+    assert str(refusal.value) == f"torch.nn.functional.{wanted}"
+
+
+class Aside(nn.Module):
+    """Logits beside something that CROWN has no way back from, and activates."""
+
+    def __init__(self, aside):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.aside = aside
+
+    def forward(self, x):
+        hidden = self.inner(F.relu(self.first(x)))
+        torch.tanh(self.aside(hidden))
+        return self.last(F.relu(hidden))
+
+
+@pytest.mark.parametrize("aside", [F.softplus, torch.sum, torch.t])
+def test_what_the_logits_do_not_depend_on_is_not_refused(aside):
+    model, images, labels = Aside(aside), torch.rand(5, 4), torch.randint(3, (5,))
+    plain = Aside(torch.clone)
+    plain.load_state_dict(model.state_dict())
+    found, wanted = (
+        acert.certified_margin(each, images, labels, 0.2, bounds="crown") for each in (model, plain)
+    )
+    assert torch.equal(found, wanted)
+
+
+class OneByOne(nn.Module):
+    """Takes the samples apart, so that layers see inputs of one axis."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.inner = nn.Linear(4, 6), nn.Linear(6, width)
+        self.last = nn.Linear(width, 3)
+
+    def forward(self, x):
+        rows = [torch.tanh(self.inner(torch.tanh(row))) for row in self.first(x)]
+        return self.last(torch.stack(rows))
+
+
+@pytest.mark.parametrize("width", [1, 2, 6])
+@pytest.mark.parametrize("bounds", ["crown-ibp", "crown"])
+def test_samples_that_are_taken_apart_are_refused(bounds, width):
+    with pytest.raises(acert.UnsupportedOperation, match="stack: CROWN needs the samples to stay"):
+        acert.certified_margin(
+            OneByOne(width), torch.rand(2, 4), torch.tensor([0, 1]), 0.1, bounds=bounds
+        )

@@ -6,13 +6,17 @@ walk for every activation layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from acert.bounds.backward import BACKWARD, RELAXED, SUMS
 from acert.bounds.crown import walked_back
 from acert.bounds.interval import Interval, intervals_in
 from acert.bounds.linear_bound import LinearBound
 from acert.bounds.table import Function
+from acert.errors import UnsupportedOperation
 
 __all__ = ["narrowed"]
 
@@ -24,11 +28,20 @@ def narrowed(interval: Interval, rule: Function) -> Interval:
     """`interval` cut to CROWN's bounds of its elements, where the operation `rule` relaxes them.
 
     Both enclose what the network computes, so what they have in common does. Nothing is done
-    where intervals are exact, or where the operation is a line.
+    where intervals are exact, or where the operation is a line. Nor behind an operation that has no
+    way back: the walk from the logits names it, if they depend on it.
     """
     relaxed = RELAXED.get(rule)
-    if relaxed is None or _is_exact(interval):
+    if relaxed is None or not interval.ndim or _is_exact(interval):
         return interval
+    try:
+        return _cut(interval, relaxed)
+    except UnsupportedOperation:
+        return interval
+
+
+def _cut(interval: Interval, relaxed: Callable[[Tensor, Tensor], Tensor]) -> Interval:
+    """`interval` where `relaxed` says that a narrower one helps, cut by walks from there."""
     samples = len(interval)
     lower, upper = (end.reshape(samples, -1) for end in interval.ends())
     wanted = relaxed(lower, upper)

@@ -21,6 +21,8 @@ from acert.bounds.table import RULES, Function
 def _linear(step: Step, input: Interval, weight: Tensor, bias: Tensor | None = None) -> None:
     if weight.ndim != 2:
         refuse(F.linear, f"CROWN needs a matrix as its weight; got {weight.ndim} axes")
+    if input.ndim < 2:
+        batched(step, input, 0)
     weight = weight.to(step.A.dtype)
     bias = None if bias is None else bias.to(weight.dtype)
     step.bound.send(input, step.A @ weight)
