@@ -798,7 +798,8 @@ def test_radii_reach_those_of_a_grid():
     assert behind.max() < 1e-4
 
 
-def test_differentiable_radii():
+@pytest.mark.parametrize("bounds", ["crown-ibp", "crown"])
+def test_differentiable_radii(bounds):
     model = make("mlp")
     images = 0.5 + 0.3 * torch.rand(3, 1, 8, 8).double()
     labels = model(images).argmax(1)
@@ -806,7 +807,7 @@ def test_differentiable_radii():
 
     def radii(points):
         return acert.certified_radius(
-            model, points, labels, max_radius=0.5, domain=None, bounds="crown-ibp",
+            model, points, labels, max_radius=0.5, domain=None, bounds=bounds,
             differentiable=points.requires_grad, solver=acert.Brent(xtol=1e-15, rtol=1e-14),
         ).value  # fmt: skip
 

@@ -16,7 +16,7 @@ from acert.attack import attack_radius
 from acert.bounds import propagate
 from acert.bounds.crown import crown_differences
 from acert.bounds.interval import BoundPass
-from acert.bounds.margin import box
+from acert.bounds.margin import bounding, box
 from acert.bounds.rounding import FLOAT32, REAL
 
 CLASSES = 10
@@ -28,11 +28,11 @@ def digits(count, *, dtype=torch.float32, start=0):
     return images, torch.tensor(data.target[start : start + count])
 
 
-def recorded(model, images, radius, *, rounding=None, statistics=None):
+def recorded(model, images, radius, *, rounding=None, bounds="crown-ibp"):
     """The output of a bound pass that CROWN can walk back."""
     radius = torch.as_tensor(radius, dtype=images.dtype).expand(len(images))
     start = box(images, radius, (0.0, 1.0), rounding=rounding)
-    return propagate(model, start.within(BoundPass(rounding, statistics, record=True)))
+    return propagate(model, start.within(bounding(bounds, rounding=rounding)))
 
 
 def convolutional(activation):
@@ -182,11 +182,13 @@ def test_attacks_inside_the_radii_find_nothing(name):
     assert found["float32"].sum() > 0.97 * found["nearest"].sum()
 
 
+@pytest.mark.parametrize("bounds", ["crown-ibp", "crown"])
 @pytest.mark.parametrize("name", ["leaky relu", "hardtanh", "max pool", "tanh"])
-def test_exact_networks_stay_below_the_bounds(name):
+def test_exact_networks_stay_below_the_bounds(name, bounds):
     """A corner of the box evaluated in balls."""
     model, (images, labels) = copy.deepcopy(trained(name)).double(), digits(2, dtype=torch.float64)
-    bound = crown_differences(recorded(model, images, 0.02, rounding=REAL), labels)
+    output = recorded(model, images, 0.02, rounding=REAL, bounds=bounds)
+    bound = crown_differences(output, labels)
     lower, upper = (images - 0.0199).clamp(min=0), (images + 0.0199).clamp(max=1)
     logits = ball.outputs(model, torch.where(torch.rand_like(lower) < 0.5, lower, upper))
     for row, label in enumerate(labels.tolist()):

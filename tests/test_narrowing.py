@@ -6,7 +6,6 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.nn.functional as F
-from tests import ball
 from tests.slopes import Weighted, assert_slope
 from tests.test_crown import exact_box, fused, largest, parts, walk
 from tests.test_crown_networks import CLASSES, NETWORKS, digits, make, trained
@@ -264,18 +263,6 @@ def test_radii_are_well_ahead_where_training_had_no_bounds():
     assert crown > 1.2 * mixed > 1.2 * 1.2 * ibp
 
 
-@pytest.mark.parametrize("name", KINDS[:4])
-def test_exact_networks_stay_below_the_bounds(name):
-    """A corner of the box evaluated in balls."""
-    model, (images, labels) = copy.deepcopy(trained(name)).double(), digits(2, dtype=torch.float64)
-    bound = crown_differences(output_of(model, images, 0.02, rounding=REAL), labels)
-    lower, upper = (images - 0.0199).clamp(min=0), (images + 0.0199).clamp(max=1)
-    logits = ball.outputs(model, torch.where(torch.rand_like(lower) < 0.5, lower, upper))
-    for row, label in enumerate(labels.tolist()):
-        for i in set(range(CLASSES)) - {label}:
-            assert logits[row, i] - logits[row, label] <= ball.array(bound[row, i])
-
-
 @pytest.mark.parametrize("hidden", [[5, 4], [4, 4, 4]])
 def test_exact_crown_is_negative_at_the_value(hidden):
     """The whole of it in fractions, where a root was found to the last digits of float64."""
@@ -352,25 +339,6 @@ def test_gradients_against_finite_differences(name):
         return F.cross_entropy(crown_differences(output, labels), labels)
 
     assert_slope(loss, [images, *(p.detach().clone() for p in model.parameters())])
-
-
-def test_differentiable_radii():
-    torch.manual_seed(3)
-    model = models.mlp(64, [12, 12], 4).double()
-    images = 0.5 + 0.3 * torch.rand(3, 1, 8, 8).double()
-    labels, direction = model(images).argmax(1), torch.randn_like(images)
-
-    def radii(points):
-        return acert.certified_radius(
-            model, points, labels, max_radius=0.5, domain=None, bounds="crown",
-            differentiable=points.requires_grad, solver=acert.Brent(xtol=1e-15, rtol=1e-14),
-        ).value  # fmt: skip
-
-    ahead, behind = radii(images + 1e-6 * direction), radii(images - 1e-6 * direction)
-    images.requires_grad_()
-    (gradient,) = torch.autograd.grad(radii(images).sum(), images)
-    slope = (gradient * direction).flatten(1).sum(1)
-    torch.testing.assert_close(slope, (ahead - behind) / 2e-6, rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["leaky relu", "max pool", "tanh"])
