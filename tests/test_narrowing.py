@@ -184,6 +184,147 @@ def test_elision_keeps_the_layer_that_was_called():
     assert torch.equal(upper_differences(output, labels), upper_differences(plain, labels))
 
 
+# -- parts ------------------------------------------------------------------------------
+
+
+class Around(nn.Module):
+    """Convolutions around something else, all of it activated."""
+
+    def __init__(self, between, *, convolution=nn.Conv2d):
+        super().__init__()
+        self.first = convolution(1, 4, 3, padding=1)
+        self.between = copy.deepcopy(between)
+        self.last = convolution(4, 3, 3, padding=1)
+
+    def forward(self, x):
+        inner = F.relu(self.between(F.relu(self.first(x))))
+        return F.relu(self.last(inner)).flatten(1)
+
+
+class Calls(nn.Module):
+    """A function as a module, with the parameters it calls."""
+
+    def __init__(self, function, *modules):
+        super().__init__()
+        self.function, self.inner = function, nn.ModuleList(modules)
+
+    def forward(self, x):
+        return self.function(x, *self.inner)
+
+
+SIDES = torch.linspace(-1, 1, 132).reshape(12, 11).double()
+# What is between two convolutions, and whether parts go through it.
+BETWEEN = {
+    "stride": (nn.Conv2d(4, 4, 3, stride=2, padding=1), True),
+    "stride that does not reach the end": (nn.Conv2d(4, 4, 2, stride=3), True),
+    "dilation": (nn.Conv2d(4, 4, 3, padding=(2, 1), dilation=(2, 3)), True),
+    "groups": (nn.Conv2d(4, 4, (3, 2), padding=(1, 0), groups=2), True),
+    "same": (nn.Conv2d(4, 4, (5, 3), padding="same"), True),
+    "one more border than kernel": (nn.Conv2d(4, 4, 2, padding=3), True),
+    "batch norm": (nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)), True),
+    "averages": (nn.AvgPool2d(3, 1, padding=1), True),
+    "averages of all": (nn.AdaptiveAvgPool2d((4, 11)), True),
+    "maxima": (nn.MaxPool2d(3, 2, padding=1), True),
+    "maxima of few": (nn.MaxPool2d(2, 3, dilation=2, ceil_mode=True), True),
+    "residual": (
+        Calls(lambda x, one, two: x + two(F.leaky_relu(one(x), 0.2)),
+              nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 5, padding=2)), True,
+    ),
+    "shortcut that strides": (
+        Calls(lambda x, one, two: one(x) - two(x),
+              nn.Conv2d(4, 4, 3, 2, padding=1), nn.Conv2d(4, 4, 1, 2)), True,
+    ),
+    "joined": (
+        Calls(lambda x, one: torch.cat((one(x)[:, :1], x[:, :1], one(x)[:, 1:]), 1),
+              nn.Conv2d(4, 3, 3, padding=1)), False,
+    ),
+    "joined at once": (
+        Calls(lambda x, one: one(torch.cat((torch.tanh(x), x, SIDES.expand(len(x), 1, 12, 11)), 1)),
+              nn.Conv2d(9, 4, 3, padding=1)), True,
+    ),
+    "joined sides": (Calls(lambda x: torch.cat((x, x.tanh()), 3)), False),
+    "constants with sides": (Calls(lambda x: (x + SIDES[4]) * SIDES / (2 + SIDES)), True),
+    "means beside": (Calls(lambda x: x - x.mean((2, 3), keepdim=True)), False),
+    "up": (nn.ConvTranspose2d(4, 4, 2, stride=2), False),
+    "reflected": (nn.Sequential(nn.ReflectionPad2d(1), nn.Conv2d(4, 4, 3)), False),
+    "turned": (Calls(lambda x: x.transpose(2, 3)), False),
+}  # fmt: skip
+
+
+def activation_bounds(model, images, radius, *, rounding=None):
+    """Both ends of everything that goes into a curve, one after the other."""
+    seen = []
+
+    def narrow(interval, rule):
+        found = narrowing.narrowed(interval, rule)
+        if rule in RELAXED:
+            seen.extend(found.ends())
+        return found
+
+    output_of(model, images, radius, rounding=rounding, narrow=narrow)
+    return seen
+
+
+@pytest.fixture
+def peaks(monkeypatch):
+    """The largest number of coefficients of a row, in every walk for an activation."""
+    found = []
+
+    def seen(bound):
+        upper = walked_back(bound)
+        found.append(bound.peak)
+        return upper
+
+    monkeypatch.setattr(narrowing, "walked_back", seen)
+    return found
+
+
+def bounds_by_tiles(model, images, peaks, monkeypatch, *, rounding):
+    """The bounds of activations by tiles of one element, of a few and of all, with their peaks."""
+    for tile in (1, 16, 10**6):
+        monkeypatch.setattr(narrowing, "_TILE", tile)
+        peaks.clear()
+        found = activation_bounds(model, images, 0.1, rounding=rounding)
+        yield found, max(peaks)
+
+
+def assert_same_bounds(model, images, peaks, monkeypatch, *, rounding, through=True):
+    one, few, whole = bounds_by_tiles(model, images, peaks, monkeypatch, rounding=rounding)
+    for found in (one, few):
+        for part, all_of_it in zip(found[0], whole[0], strict=True):
+            torch.testing.assert_close(part, all_of_it, rtol=1e-10, atol=1e-10)
+    assert (one[1] < whole[1]) is through
+
+
+ROUNDINGS = pytest.mark.parametrize("rounding", [None, REAL, FLOAT32], ids=["-", "real", "float32"])
+
+
+@ROUNDINGS
+@pytest.mark.parametrize("name", BETWEEN)
+def test_parts_give_the_bounds_of_the_whole(name, rounding, peaks, monkeypatch):
+    torch.manual_seed(0)
+    between, through = BETWEEN[name]
+    model, images = Around(between).double().eval(), torch.rand(2, 1, 12, 11).double()
+    for each in model.modules():
+        if isinstance(each, nn.BatchNorm2d):
+            nn.init.uniform_(each.weight, -1, 1)
+            nn.init.uniform_(each.running_mean, -1, 1)
+    assert_same_bounds(model, images, peaks, monkeypatch, rounding=rounding, through=through)
+
+
+@ROUNDINGS
+@pytest.mark.parametrize(
+    ("convolution", "pooling", "sides"),
+    [(nn.Conv1d, nn.MaxPool1d(3, 2, 1), (40,)), (nn.Conv3d, nn.AvgPool3d(2), (8, 9, 8))],
+    ids=["one axis", "three"],
+)
+def test_parts_on_other_axes(convolution, pooling, sides, rounding, peaks, monkeypatch):
+    torch.manual_seed(0)
+    model = Around(pooling, convolution=convolution).double()
+    images = torch.rand(2, 1, *sides).double()
+    assert_same_bounds(model, images, peaks, monkeypatch, rounding=rounding)
+
+
 # -- soundness --------------------------------------------------------------------------
 
 

@@ -6,12 +6,17 @@ came from; `backward/` has the rule for each of them.
 
 from __future__ import annotations
 
+import math
+import operator
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from acert.bounds.backward import BACKWARD
-from acert.bounds.interval import Interval, refuse
-from acert.bounds.linear_bound import LinearBound, Step
+from acert.bounds.backward import BACKWARD, LOCAL, REACHING
+from acert.bounds.bound_pass import Source
+from acert.bounds.interval import Interval, intervals_in, refuse
+from acert.bounds.linear_bound import LinearBound, Step, padded
 from acert.errors import InvalidInput
 
 __all__ = ["crown_differences", "walked_back"]
@@ -59,4 +64,27 @@ def walked_back(bound: LinearBound) -> Tensor:
             refuse(source.function, 'CROWN has no backward rule for it; `bounds="ibp"` has')
         if source.changed:
             refuse(source.function, "one of its constants was overwritten after the bound pass")
-        rule(Step(bound, source, A), *source.arguments, **source.keywords)
+        part, arguments, keywords = interval.part, source.arguments, source.keywords
+        if part is not None and not _takes_parts(source, part.whole):
+            A, part = padded(A, part, part.whole), None
+        bound.peak = max(bound.peak, math.prod(A.shape[2:]))
+        if part is not None and source.rule in LOCAL:
+            stop = tuple(map(operator.add, part.start, A.shape[3:]))
+            arguments = _cut(arguments, part.start, stop)
+            keywords = {name: _cut(value, part.start, stop) for name, value in keywords.items()}
+        rule(Step(bound, source, A, part), *arguments, **keywords)
+
+
+def _takes_parts(source: Source, result: Interval) -> bool:
+    """Whether the way back through a call needs no more than a part of its result."""
+    if source.rule in LOCAL:
+        inputs = intervals_in((source.arguments, [*source.keywords.values()]))
+        return all(interval.shape[2:] == result.shape[2:] for interval in inputs)
+    return source.rule in REACHING
+
+
+def _cut(value: Any, start: tuple[int, ...], stop: tuple[int, ...]) -> Any:
+    """The intervals of a call, each cut to the same part."""
+    if isinstance(value, list):
+        return [_cut(each, start, stop) for each in value]
+    return value.cut(start, stop) if isinstance(value, Interval) else value

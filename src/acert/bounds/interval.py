@@ -55,6 +55,13 @@ class Affine(NamedTuple):
             )
 
 
+class Part(NamedTuple):
+    """Where an interval was cut out of a larger one: its first element on each of the last axes."""
+
+    whole: Interval
+    start: tuple[int, ...]
+
+
 class Interval:
     """All x with lower <= x <= upper, element by element. Frozen: rules return new ones.
 
@@ -69,6 +76,7 @@ class Interval:
         "_lower",
         "_memory",
         "_operation",
+        "_part",
         "_pass",
         "_pending",
         "_radius",
@@ -83,6 +91,7 @@ class Interval:
     _affine: Affine | None
     _pending: Pending | None
     _operation: Function | None
+    _part: Part | None
     _pass: BoundPass
     _memory: list[int]
     _version: int
@@ -135,6 +144,7 @@ class Interval:
         object.__setattr__(self, "_pending", pending)
         object.__setattr__(self, "_operation", None)
         object.__setattr__(self, "_source", source)
+        object.__setattr__(self, "_part", None)
         object.__setattr__(self, "_memory", [0])
         object.__setattr__(self, "_version", 0)
 
@@ -208,6 +218,28 @@ class Interval:
         interval = Interval.__new__(Interval)
         interval._fill(lower=lower, upper=upper, bound_pass=self._pass, source=self._source)
         return interval
+
+    def cut(self, start: tuple[int, ...], stop: tuple[int, ...]) -> Interval:
+        """The elements from `start` to `stop` on the last axes; itself if those are all."""
+        if not any(start) and stop == self.shape[self.ndim - len(stop) :]:
+            return self
+        if self._pending is not None:
+            self.as_ball()
+        forms = (self._lower, self._upper, self._center, self._radius)
+        # Both forms where both are known: one made of the other would be wider by its rounding.
+        lower, upper, center, radius = (x if x is None else cut(x, start, stop) for x in forms)
+        interval = Interval.__new__(Interval)
+        interval._fill(
+            lower=lower, upper=upper, center=center, radius=radius,
+            bound_pass=self._pass, source=self._source,
+        )  # fmt: skip
+        object.__setattr__(interval, "_part", Part(self, start))
+        return interval
+
+    @property
+    def part(self) -> Part | None:
+        """Where it was cut out of a larger one; None for a whole one."""
+        return self._part
 
     @property
     def lower(self) -> Tensor:
@@ -562,6 +594,13 @@ def _ends_gradient(inputs: list[Interval], args: tuple[Any, ...]) -> bool:
 def _of_sample(magnitude: Tensor, ndim: int) -> Tensor:
     """The largest magnitude of each sample, to broadcast over `ndim` axes."""
     return magnitude.reshape(len(magnitude), -1).amax(1).reshape(-1, *[1] * (ndim - 1))
+
+
+def cut(x: Tensor, start: tuple[int, ...], stop: tuple[int, ...]) -> Tensor:
+    """The elements from `start` to `stop` on the last axes."""
+    for axis, (first, last) in enumerate(zip(start, stop, strict=True), x.ndim - len(start)):
+        x = x.narrow(axis, first, last - first)
+    return x
 
 
 def copied(value: Any) -> Any:

@@ -9,16 +9,18 @@ has the argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from acert.bounds.bound_pass import BatchStatistics, Source
-from acert.bounds.interval import Interval, refuse
+from acert.bounds.interval import Interval, Part, refuse
 from acert.bounds.rounding import REAL, Rounding, own_gamma
 
-__all__ = ["LinearBound", "Step", "dot", "scaled"]
+__all__ = ["LinearBound", "Step", "dot", "padded", "scaled"]
 
 
 def scaled(A: Tensor, x: Tensor) -> Tensor:
@@ -49,7 +51,9 @@ class LinearBound:
     """The coefficients of all intervals not yet replaced, and the constant so far.
 
     Coefficients have the shape (B, rows, ...) for an interval of shape (B, ...): one bound a
-    row. The constant is kept as terms, so that one sum at the end has one rounding error.
+    row. The constant is kept as terms, so that one sum at the end has one rounding error. An
+    interval may be cut out of a larger one whose other elements all have coefficient 0. `peak` is
+    the largest number of coefficients that a row has had on its way.
     """
 
     def __init__(self, output: Interval, rows: Tensor) -> None:
@@ -57,6 +61,7 @@ class LinearBound:
         self._pending: dict[int, tuple[Interval, Tensor]] = {}
         self._terms: list[Tensor] = []
         self._errors: list[Tensor] = []
+        self.peak = 0
         self.send(output, rows)
 
     def latest(self) -> tuple[Interval, Tensor]:
@@ -69,7 +74,12 @@ class LinearBound:
         if number not in self._pending:
             self._pending[number] = interval, A
             return
-        total = self._pending[number][1] + A
+        other, B = self._pending[number]
+        if interval.part is not None or other.part is not None:
+            both = _around(interval, other)
+            A, B = padded(A, interval.part, both), padded(B, other.part, both)
+            interval = both
+        total = B + A
         self._pending[number] = interval, total
         self.allow(total, lambda: interval.magnitude, own=2)
 
@@ -137,13 +147,42 @@ class LinearBound:
         return torch.where(value.isfinite(), value, math.inf)
 
 
-class Step:
-    """One recorded operation on the way back: the coefficients `A` of its result."""
+def padded(A: Tensor, part: Part | None, around: Interval) -> Tensor:
+    """The coefficients of a part of an interval as those of a larger part, 0 elsewhere."""
+    sides: list[int] = []
+    for first, its, length, room in zip(
+        _start(part, around), _start(around.part, around), A.shape[3:], around.shape[2:],
+        strict=True,
+    ):  # fmt: skip
+        sides = [first - its, its + room - first - length, *sides]
+    return F.pad(A, sides) if any(sides) else A
 
-    def __init__(self, bound: LinearBound, source: Source, A: Tensor) -> None:
+
+def _start(part: Part | None, interval: Interval) -> tuple[int, ...]:
+    return (0,) * (interval.ndim - 2) if part is None else part.start
+
+
+def _around(one: Interval, other: Interval) -> Interval:
+    """The smallest part that holds both parts of an interval."""
+    starts = [_start(each.part, each) for each in (one, other)]
+    stops = [
+        map(operator.add, start, each.shape[2:])
+        for start, each in zip(starts, (one, other), strict=True)
+    ]
+    whole = one if one.part is None else one.part.whole
+    return whole.cut(tuple(map(min, *starts)), tuple(map(max, *stops)))
+
+
+class Step:
+    """One recorded operation on the way back: the coefficients `A` of its result, or of a part."""
+
+    def __init__(
+        self, bound: LinearBound, source: Source, A: Tensor, part: Part | None = None
+    ) -> None:
         self.bound = bound
         self.source = source
         self.A = A
+        self.part = part
 
     @property
     def rounding(self) -> Rounding | None:
@@ -154,6 +193,37 @@ class Step:
     def statistics(self) -> BatchStatistics | None:
         """The batch statistics that the operation took."""
         return self.source.statistics
+
+    def under(
+        self, input: Interval, kernel: Sequence[int], stride: Sequence[int],
+        padding: Sequence[int], dilation: Sequence[int],
+    ) -> tuple[Interval, list[int]]:  # fmt: skip
+        """What of its input a convolution takes for this result, and the padding before that."""
+        if self.part is None:
+            return input, [*padding]
+        begin: list[int] = []
+        end: list[int] = []
+        before: list[int] = []
+        for axis, first in enumerate(self.part.start):
+            left = first * stride[axis] - padding[axis]
+            right = left + (self.A.shape[3 + axis] - 1) * stride[axis]
+            right += dilation[axis] * (kernel[axis] - 1) + 1
+            begin.append(max(left, 0))
+            end.append(min(right, input.shape[2 + axis]))
+            before.append(begin[-1] - left)
+        if any(map(operator.ge, begin, end)):  # nothing but padding
+            self.A, self.part = padded(self.A, self.part, self.part.whole), None
+            return input, [*padding]
+        return input.cut(tuple(begin), tuple(end)), before
+
+    def cut(self, constant: Tensor) -> Tensor:
+        """What of a constant belongs to this part of the result; it may be broadcast."""
+        if self.part is not None:
+            start = self.part.start
+            for axis in range(-min(len(start), constant.ndim), 0):
+                if constant.shape[axis] > 1:
+                    constant = constant.narrow(axis, start[axis], self.A.shape[axis])
+        return constant
 
     def scale(
         self,

@@ -6,14 +6,15 @@ walk for every activation layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from acert.bounds.backward import BACKWARD, RELAXED, SUMS
+from acert.bounds.backward import BACKWARD, LOCAL, REACHING, RELAXED, SUMS
 from acert.bounds.crown import walked_back
-from acert.bounds.interval import Interval, intervals_in
+from acert.bounds.interval import Interval, cut, intervals_in
 from acert.bounds.linear_bound import LinearBound
 from acert.bounds.table import Function
 from acert.errors import UnsupportedOperation
@@ -21,7 +22,10 @@ from acert.errors import UnsupportedOperation
 __all__ = ["narrowed"]
 
 # Coefficients of one walk: fewer of them take more calls, which cost more on CUDA.
-_COEFFICIENTS = {"cpu": 2**22, "cuda": 2**26}
+_COEFFICIENTS = {"cpu": 2**20, "cuda": 2**26}
+# Elements of a tile: more of them see more of what is before, fewer take more calls. Whatever the
+# batch is, because bounds must not depend on the samples beside one.
+_TILE = 64
 
 
 def narrowed(interval: Interval, rule: Function) -> Interval:
@@ -43,27 +47,59 @@ def narrowed(interval: Interval, rule: Function) -> Interval:
 def _cut(interval: Interval, relaxed: Callable[[Tensor, Tensor], Tensor]) -> Interval:
     """`interval` where `relaxed` says that a narrower one helps, cut by walks from there."""
     samples = len(interval)
-    lower, upper = (end.reshape(samples, -1) for end in interval.ends())
+    lower, upper = (end.reshape(samples, -1) for end in interval.own_ends())
     wanted = relaxed(lower, upper)
-    chosen = torch.arange(lower.shape[1], device=lower.device)
-    if not torch.compiler.is_compiling():  # where all of them are taken: numbers are not known yet
-        chosen = chosen[wanted.any(0)]
-    room = _COEFFICIENTS.get(lower.device.type, _COEFFICIENTS["cpu"])
-    at_once = max(1, room // (2 * samples * _largest(interval)))
-    for start in range(0, len(chosen), at_once):
-        some = chosen[start : start + at_once]
-        unit = lower.new_zeros(len(some), lower.shape[1]).scatter(1, some.unsqueeze(1), 1.0)
-        rows = torch.cat((unit, -unit)).reshape(2 * len(some), *interval.shape[1:])
-        bound = LinearBound(interval, rows.expand(samples, *rows.shape))
-        above, below = walked_back(bound).chunk(2, dim=1)
-        # Not where other samples alone ask for it: a bound must not depend on those beside it.
-        least, most, own = lower[:, some], upper[:, some], wanted[:, some]
-        least = torch.where(own & (-below > least), -below, least)  # never a NaN of CROWN's
-        most = torch.where(own & (above < most), above, most)
-        # Plain bounds may cross by their rounding.
-        lower = lower.index_copy(1, some, torch.minimum(least, most))
-        upper = upper.index_copy(1, some, torch.maximum(least, most))
+    # Asked once, not for every tile: on CUDA the answer is waited for.
+    asked = None if torch.compiler.is_compiling() else wanted.any(0).cpu()
+    places = torch.arange(lower.shape[1]).reshape(interval.shape[1:])
+    room = _COEFFICIENTS.get(lower.device.type, _COEFFICIENTS["cpu"]) // (2 * samples)
+    largest = _largest(interval)
+    for start, stop in _tiles(interval):
+        tile = interval.cut(start, stop)
+        inside = cut(places, start, stop).flatten()
+        chosen = torch.arange(len(inside))
+        if asked is not None:  # else all of them
+            chosen = chosen[asked[inside]]
+        while len(chosen):
+            few, chosen = chosen.tensor_split([max(1, room // largest)])
+            some, few = inside[few].to(lower.device), few.to(lower.device)
+            unit = lower.new_zeros(len(few), len(inside)).scatter(1, few.unsqueeze(1), 1.0)
+            rows = torch.cat((unit, -unit)).reshape(2 * len(few), *tile.shape[1:])
+            bound = LinearBound(tile, rows.expand(samples, *rows.shape))
+            above, below = walked_back(bound).chunk(2, dim=1)
+            largest = bound.peak
+            # Not where other samples alone ask for it: a bound must not depend on those beside it.
+            least, most, own = lower[:, some], upper[:, some], wanted[:, some]
+            least = torch.where(own & (-below > least), -below, least)  # never a NaN of CROWN's
+            most = torch.where(own & (above < most), above, most)
+            # Plain bounds may cross by their rounding.
+            lower.index_copy_(1, some, torch.minimum(least, most))
+            upper.index_copy_(1, some, torch.maximum(least, most))
     return interval.between(lower.reshape(interval.shape), upper.reshape(interval.shape))
+
+
+def _tiles(interval: Interval) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Where the parts begin and end whose elements are walked together.
+
+    Behind convolutions a few elements near each other see a small part of what is before them, and
+    coefficients of the rest are 0. Nothing is cut elsewhere.
+    """
+    if not _is_local(interval):
+        yield (), ()
+        return
+    channels, sizes = interval.shape[1], interval.shape[2:]
+    edge = max(1, round((_TILE / channels) ** (1 / len(sizes))))
+    for start in product(*(range(0, size, edge) for size in sizes)):
+        yield start, tuple(min(at + edge, size) for at, size in zip(start, sizes, strict=True))
+
+
+def _is_local(interval: Interval) -> bool:
+    """Whether its elements come out of windows over what is before them."""
+    while interval.ndim > 2 and (source := interval.source) is not None:
+        if source.rule not in LOCAL:
+            return source.rule in REACHING
+        interval = _inputs(interval)[0]
+    return False
 
 
 def _is_exact(interval: Interval) -> bool:

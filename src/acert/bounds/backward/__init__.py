@@ -5,10 +5,12 @@ Affine operations cost the bound nothing but rounding. Importing this package fi
 """
 
 from acert.bounds.backward import affine, arithmetic, pooling, relaxation, s_shaped, shape
-from acert.bounds.backward.table import BACKWARD, RELAXED, SUMS, backward
+from acert.bounds.backward.table import BACKWARD, LOCAL, REACHING, RELAXED, SUMS, backward
 
 __all__ = [
     "BACKWARD",
+    "LOCAL",
+    "REACHING",
     "RELAXED",
     "SUMS",
     "affine",

@@ -66,7 +66,7 @@ def _prepared(
     return *_CONVOLUTIONS[spatial], weight, None if bias is None else bias.to(weight.dtype)
 
 
-@backward(F.conv1d, F.conv2d, F.conv3d, sums=True)
+@backward(F.conv1d, F.conv2d, F.conv3d, sums=True, reaching=True)
 def convolution(
     step: Step,
     input: Interval,
@@ -79,24 +79,29 @@ def convolution(
 ) -> None:
     """The walk back through a convolution: one transposed, cut to the input."""
     forward, transposed, weight, bias = _prepared(step, input, weight, bias)
-    kernel = weight.shape[2:]
+    kernel, spatial = weight.shape[2:], input.ndim - 2
+    stride, dilation = each(stride, spatial), each(dilation, spatial)
     before = _padding_before(padding, kernel, dilation)
-    # What the stride never reached has coefficient 0; an odd padding behind the input is cut off.
+    input, before = step.under(input, kernel, stride, before, dilation)
+    trimmed: list[int] = []
     room: list[int] = []
     cut: list[int] = []
-    for axis, (size, moved, spread) in enumerate(
-        zip(kernel, each(stride, len(kernel)), each(dilation, len(kernel)), strict=True)
-    ):
-        reached = (step.A.shape[3 + axis] - 1) * moved + spread * (size - 1) + 1 - 2 * before[axis]
-        rest = input.shape[2 + axis] - reached
-        room.append(max(rest, 0))
-        cut = [0, min(rest, 0), *cut]
+    sides: list[int] = []
+    for axis, left in enumerate(before):
+        reached = (step.A.shape[3 + axis] - 1) * stride[axis] + dilation[axis] * (kernel[axis] - 1)
+        right = reached + 1 - left - input.shape[2 + axis]
+        # The transposed one trims both ends alike; what the stride never reached has coefficient 0.
+        fits = left - right < max(stride[axis], dilation[axis])
+        trimmed.append(left if fits else right)
+        room.append(max(left - right, 0) if fits else 0)
+        cut = [trimmed[-1] - left, min(left - right, 0), *cut]
+        sides = [left, max(right, 0), *sides]
     coefficients = transposed(
-        step.A.flatten(0, 1), weight, None, stride, before, room, groups, dilation
+        step.A.flatten(0, 1), weight, None, stride, trimmed, room, groups, dilation
     )
     _send_kernel(
         step, input, weight, bias, F.pad(coefficients, cut) if any(cut) else coefficients,
-        lambda x, w, b: forward(x, w, b, stride, padding, dilation, groups),
+        lambda x, w, b: forward(F.pad(x, sides), w, b, stride, 0, dilation, groups),
         network=weight.shape[1], own=weight.shape[0] // groups,
     )  # fmt: skip
 
@@ -193,7 +198,7 @@ def _reduction(step: Step, input: Interval, dim: Any = None, *_: Any, **keywords
 backward(torch.sum, torch.mean, sums=True)(_reduction)
 
 
-@backward(F.batch_norm)
+@backward(F.batch_norm, local=True)
 def _batch_norm(
     step: Step,
     input: Interval,

@@ -11,7 +11,7 @@ from acert.bounds.linear_bound import Step
 from acert.bounds.rules.arithmetic import Operand
 
 
-@backward(torch.add)
+@backward(torch.add, local=True)
 def _add(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> None:
     for operand, factor in ((input, 1.0), (other, float(alpha))):
         if isinstance(operand, Interval):
@@ -20,22 +20,22 @@ def _add(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> Non
             step.add_constant(step.A, _constant(step, operand) * factor)
 
 
-@backward(torch.sub)
+@backward(torch.sub, local=True)
 def _sub(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> None:
     _add(step, input, other, alpha=-alpha)
 
 
-@backward(torch.rsub)
+@backward(torch.rsub, local=True)
 def _rsub(step: Step, input: Operand, other: Operand, *, alpha: float = 1) -> None:
     _sub(step, other, input, alpha=alpha)
 
 
-@backward(torch.neg)
+@backward(torch.neg, local=True)
 def _neg(step: Step, input: Interval) -> None:
     step.bound.send(input, -step.A)
 
 
-@backward(torch.mul)
+@backward(torch.mul, local=True)
 def _mul(step: Step, input: Operand, other: Operand) -> None:
     if not isinstance(input, Interval):
         input, other = other, input
@@ -44,7 +44,7 @@ def _mul(step: Step, input: Operand, other: Operand) -> None:
     _times(step, input, _constant(step, other))
 
 
-@backward(torch.div)
+@backward(torch.div, local=True)
 def _div(
     step: Step, input: Interval, other: Tensor | float, *, rounding_mode: str | None = None
 ) -> None:
@@ -56,4 +56,4 @@ def _times(step: Step, input: Interval, factor: Tensor) -> None:
 
 
 def _constant(step: Step, operand: Tensor | float) -> Tensor:
-    return torch.as_tensor(operand, dtype=step.A.dtype, device=step.A.device)
+    return step.cut(torch.as_tensor(operand, dtype=step.A.dtype, device=step.A.device))

@@ -33,7 +33,7 @@ def _spatial(step: Step, input: Interval) -> int:
     return spatial
 
 
-@backward(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, sums=True)
+@backward(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, sums=True, reaching=True)
 def _avg_pool(
     step: Step,
     input: Interval,
@@ -56,7 +56,9 @@ def _avg_pool(
     convolution(step, input, weight, None, stride or kernel, padding, 1, channels)
 
 
-@backward(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, sums=True)
+@backward(
+    F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, sums=True, reaching=True
+)
 def _adaptive_avg_pool(step: Step, input: Interval, output_size: Any) -> None:
     spatial = _spatial(step, input)
     sizes = list(input.shape[2:])
@@ -69,7 +71,7 @@ def _adaptive_avg_pool(step: Step, input: Interval, output_size: Any) -> None:
     _avg_pool(step, input, [size // out for out, size in zip(wanted, sizes, strict=True)])
 
 
-@backward(F.max_pool1d, F.max_pool2d, F.max_pool3d, relaxed=everywhere)
+@backward(F.max_pool1d, F.max_pool2d, F.max_pool3d, relaxed=everywhere, reaching=True)
 def _max_pool(
     step: Step,
     input: Interval,
@@ -86,13 +88,12 @@ def _max_pool(
     another exceeds, and never more than the largest upper end: nothing of that is rounded.
     """
     spatial = _spatial(step, input)
-    kernel = each(kernel_size, spatial)
+    kernel, dilation = each(kernel_size, spatial), each(dilation, spatial)
+    stride = each(stride or kernel, spatial)
+    input, before = step.under(input, kernel, stride, each(padding, spatial), dilation)
 
     def windows(x: Tensor, fill: float) -> Tensor:
-        return _windows(
-            x, step.A.shape[3:], kernel, each(stride or kernel, spatial), each(padding, spatial),
-            each(dilation, spatial), fill=fill,
-        )  # fmt: skip
+        return _windows(x, step.A.shape[3:], kernel, stride, before, dilation, fill=fill)
 
     lower, upper = (windows(end, -math.inf) for end in input.ends())
     best = lower.argmax(-1, keepdim=True)

@@ -38,12 +38,12 @@ def relaxed(step: Step, input: Interval, *, above: Line, below: Line) -> None:
     )
 
 
-@backward(F.relu, relaxed=crossing)
+@backward(F.relu, relaxed=crossing, local=True)
 def _relu(step: Step, input: Interval) -> None:
     _kinked(step, input, 0.0)
 
 
-@backward(F.leaky_relu, relaxed=crossing)
+@backward(F.leaky_relu, relaxed=crossing, local=True)
 def _leaky_relu(step: Step, input: Interval, negative_slope: float = 0.01) -> None:
     if not 0 <= negative_slope <= 1:
         refuse(
@@ -78,27 +78,27 @@ def _kinked(step: Step, input: Interval, slope: float) -> None:
 # -- clamps -----------------------------------------------------------------------------
 
 
-@backward(F.hardtanh, relaxed=everywhere)
+@backward(F.hardtanh, relaxed=everywhere, local=True)
 def _hardtanh(step: Step, input: Interval, min_val: float = -1.0, max_val: float = 1.0) -> None:
     _clipped(step, input, min_val, max_val)
 
 
-@backward(F.relu6, relaxed=everywhere)
+@backward(F.relu6, relaxed=everywhere, local=True)
 def _relu6(step: Step, input: Interval) -> None:
     _clipped(step, input, 0.0, 6.0)
 
 
-@backward(torch.clamp, torch.clip, relaxed=everywhere)
+@backward(torch.clamp, torch.clip, relaxed=everywhere, local=True)
 def _clamp(step: Step, input: Interval, min: Any = None, max: Any = None) -> None:
     _clipped(step, input, -math.inf if min is None else min, math.inf if max is None else max)
 
 
-@backward(torch.clamp_min, relaxed=everywhere)
+@backward(torch.clamp_min, relaxed=everywhere, local=True)
 def _clamp_min(step: Step, input: Interval, min: Any) -> None:
     _clipped(step, input, min, math.inf)
 
 
-@backward(torch.clamp_max, relaxed=everywhere)
+@backward(torch.clamp_max, relaxed=everywhere, local=True)
 def _clamp_max(step: Step, input: Interval, max: Any) -> None:
     _clipped(step, input, -math.inf, max)
 

@@ -38,12 +38,12 @@ _SIGMOID = Shape(
 )
 
 
-@backward(torch.tanh, relaxed=everywhere)
+@backward(torch.tanh, relaxed=everywhere, local=True)
 def _tanh(step: Step, input: Interval) -> None:
     _s_shaped(step, input, _TANH)
 
 
-@backward(torch.sigmoid, relaxed=everywhere)
+@backward(torch.sigmoid, relaxed=everywhere, local=True)
 def _sigmoid(step: Step, input: Interval) -> None:
     _s_shaped(step, input, _SIGMOID)
 

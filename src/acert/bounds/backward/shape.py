@@ -136,10 +136,10 @@ def _join(step: Step, parts: list[Any], pieces: Sequence[Tensor]) -> None:
         if isinstance(part, Interval):
             step.bound.send(part, A.contiguous())
         else:
-            step.add_constant(A, part.to(A))
+            step.add_constant(A, step.cut(part.to(A)))
 
 
-@backward(torch.cat, torch.concat, torch.concatenate)
+@backward(torch.cat, torch.concat, torch.concatenate, local=True)
 def _cat(step: Step, tensors: list[Any], dim: int = 0, *, axis: int | None = None) -> None:
     dim = (dim if axis is None else axis) % (step.A.ndim - 1)
     if dim == 0:

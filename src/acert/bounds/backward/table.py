@@ -8,13 +8,19 @@ from torch import Tensor
 
 from acert.bounds.table import RULES, Function
 
-__all__ = ["BACKWARD", "RELAXED", "SUMS", "backward", "crossing", "everywhere"]
+__all__ = [
+    "BACKWARD", "LOCAL", "REACHING", "RELAXED", "SUMS", "backward", "crossing", "everywhere",
+]  # fmt: skip
 
 # Keyed by forward rules, so that all spellings of an operation share one row, and an operation
 # that a user gave a rule of his own is not taken for ours.
 BACKWARD: dict[Function, Callable[..., None]] = {}
 # Those that put lines around a curve, with the elements whose lines a narrower box brings nearer.
 RELAXED: dict[Function, Callable[[Tensor, Tensor], Tensor]] = {}
+# Those that work element by element, so that a part of the result takes that part of the input.
+LOCAL: set[Function] = set()
+# Those that look up by themselves what a part of the result takes.
+REACHING: set[Function] = set()
 # Those that add up several elements of one interval, after which elements depend on each other.
 SUMS: set[Function] = set()
 
@@ -23,6 +29,8 @@ def backward(
     *functions: Function,
     relaxed: Callable[[Tensor, Tensor], Tensor] | None = None,
     sums: bool = False,
+    local: bool = False,
+    reaching: bool = False,
 ) -> Callable[[Function], Function]:
     """Decorator: the walk back through every operation that has the forward rule of these."""
 
@@ -31,8 +39,9 @@ def backward(
             BACKWARD[forward] = rule
             if relaxed is not None:
                 RELAXED[forward] = relaxed
-            if sums:
-                SUMS.add(forward)
+            for wanted, names in ((sums, SUMS), (local, LOCAL), (reaching, REACHING)):
+                if wanted:
+                    names.add(forward)
         return rule
 
     return add
