@@ -48,6 +48,8 @@ class Objective:
     domain: Domain = (0.0, 1.0)
     elide: bool = True
     precision: Precision = FLOAT32
+    # Whether bound passes compute batch norm and ReLU by one kernel (`acert.bounds.fused`).
+    fuse: bool = False
     processes: Processes = ALONE
 
     def __call__(
@@ -97,6 +99,7 @@ class Objective:
                 root_format=self.precision.root,
                 gradient_format=self.precision.gradient,
                 fold=self.precision.folds,
+                fuse=self.fuse,
                 settled=settled,
             )
             robust = F.cross_entropy(self.method.worst_case_logits(step), labels)

@@ -32,7 +32,7 @@ def tightness(
     """
     # Not `mean`, whose gradient is a tensor of its own in the default layout: added to the rest, it
     # would turn the gradients of channels-last convolutions.
-    means = torch.stack([_total(box.radius) / box.numel() for box in (first, *relu_inputs)])
+    means = torch.stack([_radii(box) / box.numel() for box in (first, *relu_inputs)])
     if part is not None:
         means = part.total(part.share * means)
     start, here = means[0], means[1:]
@@ -63,12 +63,21 @@ def relu_balance(relu_inputs: Sequence[Interval], *, part: Part | None = None) -
 
 def _sums(box: Interval) -> Tensor:
     """Of the centers: their sum, then sums, sums of squares and counts of the on and the off."""
+    if box.scaled is not None and box.scaled.sums is not None:
+        return box.scaled.sums[:-1]
     center = box.center
     lower, upper = box.ends()
     active, inactive = (lower > 0).to(center.dtype), (upper < 0).to(center.dtype)
     on, off = center * active, center * inactive
     values = (center, on, off, on * center, off * center, active, inactive)
     return torch.stack([_total(value) for value in values])
+
+
+def _radii(box: Interval) -> Tensor:
+    """Their sum."""
+    if box.scaled is not None and box.scaled.sums is not None:
+        return box.scaled.sums[-1]
+    return _total(box.radius)
 
 
 def _total(values: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from acert.bounds import fused
 from acert.data import Draws, Split, augment, to_float
 from acert.errors import InvalidInput, RunError
 from acert.losses import TERMS, Objective, Phase, Scalars
@@ -132,6 +133,7 @@ class Trainer:
             domain=settings.domain,
             elide=settings.elide,
             precision=self.precision,
+            fuse=not self.precision.folds and fused.available(self.device),
             processes=processes,
         )
         if on_cuda:  # the layout that convolutions are fastest in

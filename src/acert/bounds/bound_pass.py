@@ -64,7 +64,9 @@ class BoundPass:
     the inputs of all ReLUs, in call order. With `fold`, as in a training step at full precision,
     a batch norm right behind a convolution scales its weights instead of its result, and ReLU goes
     over memory fewer times. That rounds the weights anew, which matters where products are rounded
-    to fewer bits than float32 has, and gives first derivatives only. Passes without gradient that
+    to fewer bits than float32 has, and gives first derivatives only. With `fuse`, as in a training
+    step on CUDA, batch norm and ReLU behind a product are one operator (`acert.bounds.fused`), and
+    what enters the next product is kept in its format. Passes without gradient that
     have `kept` in common compute what they make of their weights once. In a pass of `points`, boxes
     of one point each, nobody asks for a radius, and none goes through weights. `narrow` gets each
     interval on its way into an operation, with that operation's rule, and returns it or a narrower
@@ -79,6 +81,7 @@ class BoundPass:
         record: bool = False,
         observe: bool = False,
         fold: bool = False,
+        fuse: bool = False,
         kept: dict[int, Kept] | None = None,
         points: bool = False,
         narrow: Callable[[Any, Function], Any] | None = None,
@@ -90,6 +93,7 @@ class BoundPass:
         self.recorded = 0
         self.observe = observe
         self.fold = fold
+        self.fuse = fuse
         self.kept = kept
         self.made = 0
         self.points = points

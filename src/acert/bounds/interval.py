@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.overrides import resolve_name
 
 from acert.bounds.bound_pass import BatchStatistics, BoundPass, Source, versions
-from acert.bounds.pending import Chain, Convolution, Pending
+from acert.bounds.pending import Chain, Convolution, Pending, Scaled, Stored
 from acert.bounds.rounding import OWN_UNIT, Rounding
 from acert.bounds.table import RULES, Entry, Function
 from acert.errors import InvalidInput, UnsupportedOperation
@@ -205,8 +205,16 @@ class Interval:
         assert self._center is not None and self._radius is not None
         return self._center, self._radius
 
+    def operands(self) -> tuple[Tensor, Tensor]:
+        """(center, radius) as a product takes them: in half precision if they are kept so."""
+        stored = self.stored
+        return self.as_ball() if stored is None or stored.bias is not None else stored[:2]
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Interval:
         """The box with its elements rearranged by `function`, which must not compute."""
+        stored = None if self.stored is None else self.stored.map(function)
+        if stored is not None:
+            return Interval.of(stored)
         if self.is_ball:
             center, radius = self.as_ball()
             return Interval.ball(function(center), function(radius))
@@ -300,6 +308,16 @@ class Interval:
         return self._affine
 
     @property
+    def stored(self) -> Stored | None:
+        """The ball as a product left it, or as the next one takes it."""
+        return self._pending if isinstance(self._pending, Stored) else None
+
+    @property
+    def scaled(self) -> Scaled | None:
+        """The stored ball that this one is behind a batch norm."""
+        return self._pending if isinstance(self._pending, Scaled) else None
+
+    @property
     def source(self) -> Source | None:
         """The call this box came out of; None for a pass's input, and where none is recorded."""
         return self._source
@@ -318,7 +336,7 @@ class Interval:
 
     @property
     def _any(self) -> Tensor:
-        if isinstance(self._pending, Chain):
+        if isinstance(self._pending, (Chain, Stored, Scaled)):
             return self._pending.like
         tensor = self.as_ball()[0] if self.is_ball else self._lower
         assert tensor is not None
@@ -332,6 +350,8 @@ class Interval:
     @property
     def dtype(self) -> torch.dtype:
         """Type of either end."""
+        if isinstance(self._pending, (Stored, Scaled)):
+            return self._pending.dtype
         return self._any.dtype
 
     @property

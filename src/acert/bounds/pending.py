@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from acert.bounds.bound_pass import BoundPass
+from acert.bounds.fused import relu_of_scaled
 
-__all__ = ["Chain", "Convolution", "Pending", "Points", "ball_in_place"]
+__all__ = ["Chain", "Convolution", "Pending", "Points", "Scaled", "Stored", "ball_in_place"]
 
 
 class Convolution(NamedTuple):
@@ -132,7 +133,86 @@ class Chain(NamedTuple):
         return ball_in_place(lower, upper)
 
 
-Pending = Convolution | Chain
+class Stored(NamedTuple):
+    """A ball as products leave it, and take it: on CUDA maybe in half precision.
+
+    All else gets it in `dtype`. A bias is still to be added, to the second axis.
+    """
+
+    center: Tensor
+    radius: Tensor
+    dtype: torch.dtype
+    bias: Tensor | None = None
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the ball's shape and device."""
+        return self.center
+
+    def ball(self) -> tuple[Tensor, Tensor]:
+        """Center and radius as anything but a product takes them."""
+        center, radius = self.center.to(self.dtype), self.radius.to(self.dtype)
+        if self.bias is not None:
+            center = center + self.bias.view(-1, *[1] * (center.ndim - 2))
+        return center, radius
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Stored | None:
+        """With its elements rearranged; None where the bias would no longer know its axis."""
+        if self.bias is not None:
+            return None
+        return self._replace(center=function(self.center), radius=function(self.radius))
+
+    def scaled(self, mean: Tensor, inverse: Tensor, factor: Tensor, shift: Tensor) -> Scaled:
+        """`(x - mean) * inverse * factor + shift`, a number a channel each."""
+        return Scaled(self, mean if self.bias is None else mean - self.bias, inverse, factor, shift)
+
+
+class Scaled(NamedTuple):
+    """A stored ball behind a batch norm: a ReLU that comes next is computed with it at once.
+
+    `sums` are those of `fused.SUMS`, if somebody observed that ReLU.
+    """
+
+    stored: Stored
+    mean: Tensor
+    inverse: Tensor
+    factor: Tensor
+    shift: Tensor
+    sums: Tensor | None = None
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the ball's shape and device."""
+        return self.stored.center
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the ball."""
+        return self.stored.dtype
+
+    def ball(self) -> tuple[Tensor, Tensor]:
+        """Center and radius in front of the ReLU."""
+        center, radius = self.stored._replace(bias=None).ball()
+        shape = (-1, *[1] * (center.ndim - 2))
+        scale = (self.inverse * self.factor).view(shape)
+        center = (center - self.mean.view(shape)) * scale + self.shift.view(shape)
+        return center, radius * scale.abs()
+
+    def relu(self, *, observe: bool) -> tuple[Stored, Scaled]:
+        """The ball behind the ReLU, and this one, with its sums if somebody will `observe` it."""
+        center, radius = self.stored.center, self.stored.radius
+        axes = (0, *range(2, center.ndim), 1)  # channels last, as CUDA likes them best
+        back = (0, center.ndim - 1, *range(1, center.ndim - 1))
+        shape = [center.shape[axis] for axis in axes]
+        center, radius = (x.permute(axes).reshape(-1, shape[-1]) for x in (center, radius))
+        center, radius, sums = relu_of_scaled(
+            center, radius, self.mean, self.inverse, self.factor, self.shift, observe=observe
+        )
+        center, radius = (x.view(shape).permute(back) for x in (center, radius))
+        return Stored(center, radius, self.dtype), self._replace(sums=sums)
+
+
+Pending = Convolution | Chain | Stored | Scaled
 
 
 def ball_in_place(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

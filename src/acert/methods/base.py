@@ -66,6 +66,7 @@ class Step:
     root_format: str = "float32"
     gradient_format: str = "float32"
     fold: bool = False
+    fuse: bool = False
     settled: bool = False  # the cap has reached its largest value for good
     output: Interval | None = None
     # What the passes of an eager step have in common: where they start, and what of weights.
@@ -78,7 +79,7 @@ class Step:
         form = "float32" if record else self.gradient_format
         observed = BoundPass(
             statistics=self.statistics, record=record, observe=self.observe,
-            fold=self.fold and not record,
+            fold=self.fold and not record, fuse=self.fuse and not record,
         )  # fmt: skip
         start = self._box(images, radius.clamp(min=self.least_radius), observed)
         with products_in(form, images.device):
@@ -96,7 +97,9 @@ class Step:
         with torch.no_grad():
             if self.fold and self.kept is None and not torch.compiler.is_compiling():
                 self.kept = {}
-            plain = BoundPass(statistics=self.statistics, fold=self.fold, kept=self.kept)
+            plain = BoundPass(
+                statistics=self.statistics, fold=self.fold, fuse=self.fuse, kept=self.kept
+            )
             start = self._box(self.images, radius, plain)
             with products_in(self.root_format, self.images.device):
                 output = propagate(self.model, start)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,14 @@ from torch import Tensor
 
 from acert.bounds.bound_pass import versions
 from acert.bounds.interval import Affine, Interval, copied, refuse
-from acert.bounds.pending import Convolution
+from acert.bounds.pending import Convolution, Stored
 from acert.bounds.rounding import HALVES, own_gamma
 from acert.bounds.table import rule
 
 Map = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
+# Patches with as few numbers, those of images: cuDNN has slow kernels only.
+_FEW = 32
 _PATCHES = 2**23  # bytes of patches that a convolution writes down at a time
 
 
@@ -35,17 +38,20 @@ def affine(
     summands: int,
     summed_dims: tuple[int, ...],
     later: bool = False,
+    channels_second: bool = False,
 ) -> tuple[Interval, Tensor, Tensor | None]:
     """Bounds of `operation(x, weight, bias)`, its weight, and the absolute error for underflow.
 
     `operation` is linear in x, and each of its results adds `summands` products of elements
-    that lie in one slice along `summed_dims`. A `later` one waits for a batch norm. Rounding-safe,
+    that lie in one slice along `summed_dims`. A `later` one waits for a batch norm;
+    `channels_second` says that its channels are where a batch norm looks for them. Rounding-safe,
     the weight is a copy: what is proven holds whatever the model does to its parameters later on.
     """
-    center, radius = input.as_ball()
+    center, radius = input.operands()
+    dtype = input.dtype
     if input.bound_pass.observe and input.bound_pass.first_input is None:
         input.bound_pass.first_input = Interval.ball(center, radius)
-    bias = None if bias is None else bias.to(center.dtype)
+    bias = None if bias is None else bias.to(dtype)
     rounding = input.rounding
     if rounding is None:
         factor = weight
@@ -54,14 +60,16 @@ def affine(
         if later:
             pending = Convolution.called(operation, center, radius, factor, bias, input.bound_pass)
             return Interval.of(pending), weight, None
+        if input.bound_pass.fuse and channels_second:
+            ball = operation(center, factor, None), operation(radius, factor.abs(), None)
+            return Interval.of(Stored(*ball, dtype, bias)), weight, None
         output = operation(center, factor, bias)
         if input.bound_pass.points:
             spread = torch.zeros_like(output)
         else:
             spread = operation(radius, input.bound_pass.once(torch.abs, factor), None)
         # Autocast makes products in half precision; whatever comes next is not to stay there.
-        ball = Interval.ball(output.to(center.dtype), spread.to(center.dtype))
-        return ball, weight, None
+        return Interval.ball(output.to(dtype), spread.to(dtype)), weight, None
     weight, size, largest_weight = input.bound_pass.once(_measured, weight, center.dtype)
     gamma = rounding.gamma(summands)
     magnitude = center.abs().add_(radius)
@@ -88,8 +96,9 @@ def linear(input: Interval, weight: Tensor, bias: Tensor | None = None) -> Inter
     if input.rounding is not None and bias is not None:
         bias = bias.to(input.dtype, copy=True)
     output, weight, underflow = affine(
-        input, F.linear, weight, bias, summands=weight.shape[-1], summed_dims=(-1,)
-    )
+        input, F.linear, weight, bias, summands=weight.shape[-1], summed_dims=(-1,),
+        channels_second=input.ndim == 2,
+    )  # fmt: skip
     lowered = torch.is_autocast_enabled(weight.device.type)
     # A copy, because the model may overwrite the input later on.
     written = tuple(versions((weight, bias)))
@@ -110,6 +119,8 @@ def _convolution(function: Callable[..., Tensor], spatial: int, *, transposed: b
         slow = weight.is_cuda and not torch.backends.cudnn.enabled
         plain = spatial == 2 and not transposed and groups == 1 and batched
         operate = convolution_by_matmul if slow and plain else function
+        if input.bound_pass.fuse and plain and weight[0].numel() <= _FEW:
+            operate = partial(convolution_by_matmul, multiple=_FEW)
         on_cpu = input.dtype == torch.float64 and not weight.is_cuda and batched and not transposed
         if on_cpu and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
             operate = _in_pieces(function, spatial)
@@ -124,6 +135,7 @@ def _convolution(function: Callable[..., Tensor], spatial: int, *, transposed: b
             and batched
             and not transposed
             and not torch.is_autocast_enabled(weight.device.type),
+            channels_second=batched and spatial == 2,
         )
         return output
 
@@ -170,8 +182,13 @@ def convolution_by_matmul(
     padding: int | Sequence[int] | str = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
+    *,
+    multiple: int = 1,
 ) -> Tensor:
-    """`torch.conv2d` of one group as one matrix product: sums of products in any precision."""
+    """`torch.conv2d` of one group as one matrix product: sums of products in any precision.
+
+    Zeros make the number of products in a sum a `multiple`.
+    """
     (height, width), (down, right) = sizes_of(stride, 2), sizes_of(dilation, 2)
     span = down * (weight.shape[2] - 1), right * (weight.shape[3] - 1)
     # Channels last: a patch is then a few long runs of memory, and the result has that form too.
@@ -187,7 +204,11 @@ def convolution_by_matmul(
         (sample, below * height, beside * width, below * down, beside * right, channel),
     )
     factors = weight.permute(2, 3, 1, 0).flatten(0, 2)
-    output = patches.reshape(len(input) * rows * columns, -1) @ factors
+    patches = patches.reshape(len(input) * rows * columns, -1)
+    spare = -len(factors) % multiple
+    if spare:
+        patches, factors = F.pad(patches, (0, spare)), F.pad(factors, (0, 0, 0, spare))
+    output = patches @ factors
     if bias is not None:
         output = output + bias
     return output.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
@@ -334,6 +355,9 @@ def batch_norm(
     else:
         assert running_mean is not None and running_var is not None
         mean, variance = running_mean, running_var
+    if input.stored is not None:
+        numbers = normalization(mean, variance, weight, bias, eps=eps, dtype=input.dtype, ndim=2)
+        return Interval.of(input.stored.scaled(*numbers))
     convolution = input.convolution
     if convolution is not None and convolution.graded != torch.is_grad_enabled():
         convolution = None  # one of the two is not to be trained

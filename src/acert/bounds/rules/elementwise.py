@@ -41,6 +41,11 @@ def valley(input: Interval, function: Callable[[Tensor], Tensor], argmin: float)
 
 @rule(F.relu, torch.relu, torch.Tensor.relu, inplace=(torch.relu_, torch.Tensor.relu_), ulps=0)
 def relu(input: Interval) -> Interval:
+    if input.scaled is not None:
+        stored, seen = input.scaled.relu(observe=input.bound_pass.observe)
+        if input.bound_pass.observe:
+            input.bound_pass.relu_inputs.append(Interval.of(seen))
+        return Interval.of(stored)
     if input.bound_pass.observe:
         # A copy: an in-place ReLU goes on to overwrite the interval itself.
         input.bound_pass.relu_inputs.append(input.map(lambda x: x))
