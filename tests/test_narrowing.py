@@ -19,6 +19,7 @@ from acert.bounds import narrowing, propagate
 from acert.bounds.backward import RELAXED
 from acert.bounds.crown import crown_differences, walked_back
 from acert.bounds.interval import BoundPass, Interval
+from acert.bounds.linear_bound import LinearBound
 from acert.bounds.margin import bounding, box, upper_differences
 from acert.bounds.proven import proven_margin
 from acert.bounds.rounding import FLOAT32, REAL
@@ -220,7 +221,7 @@ BETWEEN = {
     "dilation": (nn.Conv2d(4, 4, 3, padding=(2, 1), dilation=(2, 3)), True),
     "groups": (nn.Conv2d(4, 4, (3, 2), padding=(1, 0), groups=2), True),
     "same": (nn.Conv2d(4, 4, (5, 3), padding="same"), True),
-    "one more border than kernel": (nn.Conv2d(4, 4, 2, padding=3), True),
+    "one more border than kernel": (nn.Sequential(nn.Conv2d(4, 4, 2, padding=3), nn.Tanh()), True),
     "batch norm": (nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)), True),
     "averages": (nn.AvgPool2d(3, 1, padding=1), True),
     "averages of all": (nn.AdaptiveAvgPool2d((4, 11)), True),
@@ -233,6 +234,10 @@ BETWEEN = {
     "shortcut that strides": (
         Calls(lambda x, one, two: one(x) - two(x),
               nn.Conv2d(4, 4, 3, 2, padding=1), nn.Conv2d(4, 4, 1, 2)), True,
+    ),
+    "keywords": (
+        Calls(lambda x, one: torch.sub(one(x), other=x, alpha=2), nn.Conv2d(4, 4, 3, padding=1)),
+        True,
     ),
     "joined": (
         Calls(lambda x, one: torch.cat((one(x)[:, :1], x[:, :1], one(x)[:, 1:]), 1),
@@ -323,6 +328,24 @@ def test_parts_on_other_axes(convolution, pooling, sides, rounding, peaks, monke
     model = Around(pooling, convolution=convolution).double()
     images = torch.rand(2, 1, *sides).double()
     assert_same_bounds(model, images, peaks, monkeypatch, rounding=rounding)
+
+
+def test_walks_fill_their_room_and_keep_to_it(monkeypatch):
+    """The box counts too: the largest of all here, and no operation has it as its result."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 2, 8, stride=8), nn.Tanh(), nn.Conv2d(2, 8, 3, padding=1), nn.Tanh(),
+        nn.Flatten(),
+    ).double()  # fmt: skip
+    seen, upper = [], LinearBound.upper
+
+    def counted(bound, interval, A):
+        seen.append(A.numel())
+        return upper(bound, interval, A)
+
+    monkeypatch.setattr(LinearBound, "upper", counted)
+    monkeypatch.setitem(narrowing._COEFFICIENTS, "cpu", 2**16)
+    output_of(model, torch.rand(2, 3, 48, 48).double(), 0.1)
+    assert 2**15 < max(seen) <= 2**16
 
 
 # -- soundness --------------------------------------------------------------------------

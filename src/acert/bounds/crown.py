@@ -56,7 +56,10 @@ def walked_back(bound: LinearBound) -> Tensor:
     while True:
         interval, A = bound.latest()
         bound.refuse_infinite(interval)
-        source = interval.source
+        source, part = interval.source, interval.part
+        if source is not None and part is not None and not _takes_parts(source, part.whole):
+            A, part = padded(A, part, part.whole), None
+        bound.peak = max(bound.peak, math.prod(A.shape[2:]))
         if source is None:
             return bound.upper(interval, A)
         rule = BACKWARD.get(source.rule)
@@ -64,10 +67,7 @@ def walked_back(bound: LinearBound) -> Tensor:
             refuse(source.function, 'CROWN has no backward rule for it; `bounds="ibp"` has')
         if source.changed:
             refuse(source.function, "one of its constants was overwritten after the bound pass")
-        part, arguments, keywords = interval.part, source.arguments, source.keywords
-        if part is not None and not _takes_parts(source, part.whole):
-            A, part = padded(A, part, part.whole), None
-        bound.peak = max(bound.peak, math.prod(A.shape[2:]))
+        arguments, keywords = source.arguments, source.keywords
         if part is not None and source.rule in LOCAL:
             stop = tuple(map(operator.add, part.start, A.shape[3:]))
             arguments = _cut(arguments, part.start, stop)
