@@ -18,7 +18,7 @@ from acert.attack import attack_radius
 from acert.bounds import narrowing, propagate
 from acert.bounds.backward import RELAXED
 from acert.bounds.crown import crown_differences, walked_back
-from acert.bounds.interval import BoundPass, Interval
+from acert.bounds.interval import BoundPass, Interval, cut
 from acert.bounds.linear_bound import LinearBound
 from acert.bounds.margin import bounding, box, upper_differences
 from acert.bounds.proven import proven_margin
@@ -346,6 +346,20 @@ def test_walks_fill_their_room_and_keep_to_it(monkeypatch):
     monkeypatch.setitem(narrowing._COEFFICIENTS, "cpu", 2**16)
     output_of(model, torch.rand(2, 3, 48, 48).double(), 0.1)
     assert 2**15 < max(seen) <= 2**16
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 1.0])
+@pytest.mark.parametrize("sides", [(37,), (12, 11), (5, 9, 4)])
+def test_only_tiles_with_something_to_walk_are_cut(sides, share):
+    torch.manual_seed(0)
+    convolution = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(sides)](1, 4, 3, padding=1)
+    start = Interval(torch.zeros(2, 1, *sides), torch.ones(2, 1, *sides))
+    interval = propagate(convolution, start.within(BoundPass(record=True)))
+    asked = torch.rand(4, *sides) < share
+    every = list(narrowing._tiles(interval, None))
+    assert sum(cut(asked, *tile).numel() for tile in every) == asked.numel()
+    found = list(narrowing._tiles(interval, asked.flatten()))
+    assert found == [tile for tile in every if cut(asked, *tile).any()]
 
 
 # -- soundness --------------------------------------------------------------------------

@@ -6,7 +6,7 @@ walk for every activation layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 
 import torch
@@ -50,15 +50,15 @@ def _cut(interval: Interval, relaxed: Callable[[Tensor, Tensor], Tensor]) -> Int
     lower, upper = (end.reshape(samples, -1) for end in interval.own_ends())
     wanted = relaxed(lower, upper)
     # Asked once, not for every tile: on CUDA the answer is waited for.
-    asked = None if torch.compiler.is_compiling() else wanted.any(0).cpu()
+    asked = None if torch.compiler.is_compiling() else wanted.any(0).cpu()  # None: all of them
     places = torch.arange(lower.shape[1]).reshape(interval.shape[1:])
     room = _COEFFICIENTS.get(lower.device.type, _COEFFICIENTS["cpu"]) // (2 * samples)
     largest = _largest(interval)
-    for start, stop in _tiles(interval):
+    for start, stop in _tiles(interval, asked):
         tile = interval.cut(start, stop)
         inside = cut(places, start, stop).flatten()
         chosen = torch.arange(len(inside))
-        if asked is not None:  # else all of them
+        if asked is not None:
             chosen = chosen[asked[inside]]
         while len(chosen):
             few, chosen = chosen.tensor_split([max(1, room // largest)])
@@ -78,8 +78,10 @@ def _cut(interval: Interval, relaxed: Callable[[Tensor, Tensor], Tensor]) -> Int
     return interval.between(lower.reshape(interval.shape), upper.reshape(interval.shape))
 
 
-def _tiles(interval: Interval) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Where the parts begin and end whose elements are walked together.
+def _tiles(
+    interval: Interval, asked: Tensor | None
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Where the parts begin and end whose elements are walked together, if any is asked for.
 
     Behind convolutions a few elements near each other see a small part of what is before them, and
     coefficients of the rest are 0. Nothing is cut elsewhere.
@@ -87,9 +89,13 @@ def _tiles(interval: Interval) -> Iterator[tuple[tuple[int, ...], tuple[int, ...
     if not _is_local(interval):
         yield (), ()
         return
-    channels, sizes = interval.shape[1], interval.shape[2:]
+    channels, *sizes = interval.shape[1:]
     edge = max(1, round((_TILE / channels) ** (1 / len(sizes))))
-    for start in product(*(range(0, size, edge) for size in sizes)):
+    starts: Iterable[tuple[int, ...]] = product(*(range(0, size, edge) for size in sizes))
+    if asked is not None:  # often a small share of them
+        places = asked.reshape(channels, *sizes).any(0).nonzero()
+        starts = map(tuple, (places // edge * edge).unique(dim=0).tolist())
+    for start in starts:
         yield start, tuple(min(at + edge, size) for at, size in zip(start, sizes, strict=True))
 
 
