@@ -136,12 +136,14 @@ class Chain(NamedTuple):
 class Stored(NamedTuple):
     """A ball as products leave it, and take it: on CUDA maybe in half precision.
 
-    All else gets it in `dtype`. A bias is still to be added, to the second axis.
+    All else gets it in `dtype`. A bias is still to be added, to the second axis. `graded` is
+    whether gradients were on where the model made it, as of a `Convolution`.
     """
 
     center: Tensor
     radius: Tensor
     dtype: torch.dtype
+    graded: bool
     bias: Tensor | None = None
 
     @property
@@ -151,10 +153,11 @@ class Stored(NamedTuple):
 
     def ball(self) -> tuple[Tensor, Tensor]:
         """Center and radius as anything but a product takes them."""
-        center, radius = self.center.to(self.dtype), self.radius.to(self.dtype)
-        if self.bias is not None:
-            center = center + self.bias.view(-1, *[1] * (center.ndim - 2))
-        return center, radius
+        with torch.set_grad_enabled(self.graded):
+            center, radius = self.center.to(self.dtype), self.radius.to(self.dtype)
+            if self.bias is not None:
+                center = center + self.bias.view(-1, *[1] * (center.ndim - 2))
+            return center, radius
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Stored | None:
         """With its elements rearranged; None where the bias would no longer know its axis."""
@@ -163,8 +166,12 @@ class Stored(NamedTuple):
         return self._replace(center=function(self.center), radius=function(self.radius))
 
     def scaled(self, mean: Tensor, inverse: Tensor, factor: Tensor, shift: Tensor) -> Scaled:
-        """`(x - mean) * inverse * factor + shift`, a number a channel each."""
-        return Scaled(self, mean if self.bias is None else mean - self.bias, inverse, factor, shift)
+        """`(x - mean) * inverse * factor + shift`, a number a channel each.
+
+        It holds copies, since the model may overwrite its own.
+        """
+        mean = mean.clone() if self.bias is None else mean - self.bias
+        return Scaled(self, mean, inverse, factor.clone(), shift.clone())
 
 
 class Scaled(NamedTuple):
@@ -190,13 +197,19 @@ class Scaled(NamedTuple):
         """Type of the ball."""
         return self.stored.dtype
 
+    @property
+    def graded(self) -> bool:
+        """Whether gradients were on where the model made it."""
+        return self.stored.graded
+
     def ball(self) -> tuple[Tensor, Tensor]:
         """Center and radius in front of the ReLU."""
         center, radius = self.stored._replace(bias=None).ball()
         shape = (-1, *[1] * (center.ndim - 2))
-        scale = (self.inverse * self.factor).view(shape)
-        center = (center - self.mean.view(shape)) * scale + self.shift.view(shape)
-        return center, radius * scale.abs()
+        with torch.set_grad_enabled(self.graded):
+            scale = (self.inverse * self.factor).view(shape)
+            center = (center - self.mean.view(shape)) * scale + self.shift.view(shape)
+            return center, radius * scale.abs()
 
     def relu(self, *, observe: bool) -> tuple[Stored, Scaled]:
         """The ball behind the ReLU, and this one, with its sums if somebody will `observe` it."""
@@ -204,12 +217,15 @@ class Scaled(NamedTuple):
         axes = (0, *range(2, center.ndim), 1)  # channels last, as CUDA likes them best
         back = (0, center.ndim - 1, *range(1, center.ndim - 1))
         shape = [center.shape[axis] for axis in axes]
-        center, radius = (x.permute(axes).reshape(-1, shape[-1]) for x in (center, radius))
+        # Of a tensor that was cut out of another, not even this is contiguous by itself.
+        center, radius = (
+            x.permute(axes).reshape(-1, shape[-1]).contiguous() for x in (center, radius)
+        )
         center, radius, sums = relu_of_scaled(
             center, radius, self.mean, self.inverse, self.factor, self.shift, observe=observe
         )
         center, radius = (x.view(shape).permute(back) for x in (center, radius))
-        return Stored(center, radius, self.dtype), self._replace(sums=sums)
+        return Stored(center, radius, self.dtype, self.graded), self._replace(sums=sums)
 
 
 Pending = Convolution | Chain | Stored | Scaled

@@ -47,7 +47,8 @@ def affine(
     `channels_second` says that its channels are where a batch norm looks for them. Rounding-safe,
     the weight is a copy: what is proven holds whatever the model does to its parameters later on.
     """
-    center, radius = input.operands()
+    lowered = torch.is_autocast_enabled(weight.device.type)
+    center, radius = input.operands() if lowered else input.as_ball()
     dtype = input.dtype
     if input.bound_pass.observe and input.bound_pass.first_input is None:
         input.bound_pass.first_input = Interval.ball(center, radius)
@@ -62,7 +63,9 @@ def affine(
             return Interval.of(pending), weight, None
         if input.bound_pass.fuse and channels_second:
             ball = operation(center, factor, None), operation(radius, factor.abs(), None)
-            return Interval.of(Stored(*ball, dtype, bias)), weight, None
+            # A copy, since the model may overwrite its own.
+            bias = None if bias is None else bias.clone()
+            return Interval.of(Stored(*ball, dtype, torch.is_grad_enabled(), bias)), weight, None
         output = operation(center, factor, bias)
         if input.bound_pass.points:
             spread = torch.zeros_like(output)
@@ -355,7 +358,8 @@ def batch_norm(
     else:
         assert running_mean is not None and running_var is not None
         mean, variance = running_mean, running_var
-    if input.stored is not None:
+    # Unless one of the two is not to be trained.
+    if input.stored is not None and input.stored.graded == torch.is_grad_enabled():
         numbers = normalization(mean, variance, weight, bias, eps=eps, dtype=input.dtype, ndim=2)
         return Interval.of(input.stored.scaled(*numbers))
     convolution = input.convolution

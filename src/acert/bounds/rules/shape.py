@@ -16,12 +16,19 @@ from acert.bounds.table import Function, rule
 
 def _rearrange(function: Function) -> Any:
     def rearrange(input: Interval, *args: Any, **kwargs: Any) -> Interval:
-        output = input.map(lambda x: function(x, *args, **kwargs))
+        viewed = function is torch.Tensor.view
+        output = input.map(lambda x: function(_in_order(x) if viewed else x, *args, **kwargs))
         if output.dtype != input.dtype:
             refuse(function, f"it must keep the type of its input; got {output.dtype}")
         return output
 
     return rearrange
+
+
+def _in_order(x: Tensor) -> Tensor:
+    """In the order that a model sees, where a rule has laid channels last."""
+    turned = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return x.contiguous() if turned else x
 
 
 for _function in (
