@@ -1,6 +1,7 @@
 """The compiled and captured step on a CUDA device: the eager step's figures, and repeatable."""
 
 import copy
+import dataclasses
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from torch import nn
 
 import acert
 from acert import optimizers, records
+from acert.bounds import fused
 from acert.data import Augmentation, Split
 from acert.experiments.experiment import Experiment, Network, to_config
 from acert.methods import METHODS
@@ -134,6 +136,49 @@ def test_kernels_do_what_passes_over_the_memory_do(chosen, monkeypatch):
     for found, expected in zip(trained(real), trained(lambda *_: False), strict=True):
         # Directions are rounded to bfloat16 at different places.
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-4)
+
+
+@pytest.mark.parametrize("observe", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(1000, 64), (5000, 48), (37, 128), (5, 3), (3, 1300)])
+def test_batch_norm_and_relu_of_a_ball_are_those_of_the_host(shape, dtype, observe):
+    assert fused.available(torch.device("cuda"))
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape):
+        return torch.randn(shape, generator=generator)
+
+    ball = [drawn(*shape).to(dtype), drawn(*shape).abs().to(dtype)]
+    inputs = [*ball, *(drawn(shape[1]) for _ in range(4))]
+    inputs[4][0] = 0.0
+    weights = [drawn(*shape).to(dtype), drawn(*shape).to(dtype), drawn(8)]
+    results = []
+    for device in ("cpu", "cuda"):
+        leaves = [part.detach().to(device).requires_grad_() for part in inputs]
+        outputs = fused.relu_of_scaled(*leaves, observe=observe)
+        by = [weight.to(device) for weight in weights]
+        gradients = torch.autograd.grad(outputs, leaves, by)
+        results.append([part.detach().cpu() for part in (*outputs, *gradients)])
+    for other, one in zip(*results, strict=True):
+        assert one.dtype == other.dtype
+        # Those of one axis are sums of thousands of numbers of either sign.
+        slack = (1e-3, 0.05) if one.ndim == 1 else (2e-3, 2e-3)
+        torch.testing.assert_close(one, other, rtol=slack[0], atol=slack[1])
+
+
+@pytest.mark.parametrize("method", ["acert", "fastibp"])
+def test_captured_steps_are_those_without_the_operator(method):
+    trainer = loop(method, precision="float16")
+    assert trainer.objective.fuse
+    rows = losses_of(trainer)
+    other = loop(method, precision="float16")
+    other.objective = dataclasses.replace(other.objective, fuse=False)
+    other.loss = other.objective
+    expected = losses_of(other)
+    assert trainer.captured, "nothing was captured"
+    assert other.captured, "nothing was captured"
+    # Adam's steps are signs of gradients, and the two drift apart.
+    assert rows[:2] == [pytest.approx(row, rel=0.02, abs=0.02) for row in expected[:2]]
 
 
 def test_a_run_can_be_repeated():
