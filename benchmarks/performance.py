@@ -29,6 +29,7 @@ PAGES = ROOT / "docs" / "performance.md", ROOT / "docs" / "scale.md"
 UNMEASURED = "No record yet: `{}` writes it."
 COMMANDS = {
     "step-cuda": "python benchmarks/step.py --device cuda",
+    "step-cuda-float16": "python benchmarks/step.py --device cuda --precisions float16",
     "step-cpu": "python benchmarks/step.py --cpu-targets",
     "certify-cuda": "python benchmarks/certify.py --run RUN --device cuda",
     "train-cuda": "python benchmarks/train.py --device cuda --dataset cifar10",
@@ -327,15 +328,18 @@ def cifar_runs(results: Path) -> list[Record]:
 
 def targets_table(results: Path, runs: Sequence[Record]) -> str:
     """Each target beside what the records say, "-" where none says anything."""
-    steps = read("step-cuda", results) or {"rows": []}
+    # The later record comes last, and its figures stand.
+    records = (read(name, results) for name in ("step-cuda", "step-cuda-float16"))
+    steps = [row for record in records if record for row in record["rows"]]
     finished = read("train-cuda", results) or {"runs": []}
 
     def step(method: str) -> str:
-        return _listed(
-            (row["precision"], f"{row['ms']:.2f}")
-            for row in steps["rows"]
+        measured = {
+            row["precision"]: f"{row['ms']:.2f}"
+            for row in steps
             if row["method"] == method and not row["regularized"]
-        )
+        }
+        return _listed(measured.items())
 
     def training(key: str, unit: float, digits: int = 1) -> str:
         runs = [run for run in finished["runs"] if key == "first_step_s" or _whole(run)]
@@ -399,6 +403,7 @@ TABLES = {
     "gradients-cpu": gradients_table,
     "processes-cuda": processes_table,
     "step-cuda": step_table,
+    "step-cuda-float16": step_table,
     "step-cpu": cpu_table,
     "certify-cuda": certify_table,
     "train-cuda": train_table,

@@ -1,8 +1,9 @@
 """Number formats of a training step, part by part, under one name.
 
 The formats are those of convolutions and matrix products. Weights, batch statistics, losses, the
-optimiser and all that bound passes do between products are float32; a clean pass in half precision
-stays in it between products, as autocast has it. Certificates never use any of this. What each
+optimiser and all that bound passes do between products are float32, but what a batch norm and ReLU
+hand on to the next product may be kept in its format; a clean pass in half precision stays in it
+between products, as autocast has it. Certificates never use any of this. What each
 costs in quality is measured in docs/performance.md.
 """
 
