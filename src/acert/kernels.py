@@ -106,8 +106,11 @@ def _relu_of_scaled(
 ):  # fmt: skip
     column = tl.arange(0, WIDTH)[None, :]
     real = column < channels
-    m, b = tl.load(mean + column, mask=real), tl.load(shift + column, mask=real)
-    a = tl.load(inverse + column, mask=real) * tl.load(factor + column, mask=real)
+    # Zeros beside the channels: sums go over whole tiles.
+    m = tl.load(mean + column, mask=real, other=0.0)
+    a = tl.load(inverse + column, mask=real, other=0.0)
+    a *= tl.load(factor + column, mask=real, other=0.0)
+    b = tl.load(shift + column, mask=real, other=0.0)
     if OBSERVE:
         whole = tl.zeros([ROWS, WIDTH], tl.float32)
         above, below, of_radius = whole, whole, whole
@@ -152,8 +155,11 @@ def _relu_of_scaled_backward(
 ):  # fmt: skip
     column = tl.arange(0, WIDTH)[None, :]
     real = column < channels
-    m, b = tl.load(mean + column, mask=real), tl.load(shift + column, mask=real)
-    a = tl.load(inverse + column, mask=real) * tl.load(factor + column, mask=real)
+    # Zeros beside the channels: sums go over whole tiles.
+    m = tl.load(mean + column, mask=real, other=0.0)
+    a = tl.load(inverse + column, mask=real, other=0.0)
+    a *= tl.load(factor + column, mask=real, other=0.0)
+    b = tl.load(shift + column, mask=real, other=0.0)
     size, sign = tl.abs(a), tl.where(a > 0, 1.0, tl.where(a < 0, -1.0, 0.0))
     if OBSERVE:
         whole, above, below = tl.load(by_sums), tl.load(by_sums + 1), tl.load(by_sums + 2)
