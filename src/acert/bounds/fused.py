@@ -54,7 +54,7 @@ def _forward(
     center: Tensor, radius: Tensor, mean: Tensor, inverse: Tensor, factor: Tensor, shift: Tensor,
     observe: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    if center.is_cuda:
+    if center.is_cuda and mean.dtype == torch.float32:
         from acert import kernels
 
         numbers = (mean, inverse, factor, shift)
@@ -86,7 +86,7 @@ def _backward(
     by_center: Tensor, by_radius: Tensor, by_sums: Tensor, center: Tensor, radius: Tensor,
     mean: Tensor, inverse: Tensor, factor: Tensor, shift: Tensor, observe: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    if center.is_cuda:
+    if center.is_cuda and mean.dtype == torch.float32:
         from acert import kernels
 
         numbers = (mean, inverse, factor, shift)
