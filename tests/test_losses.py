@@ -8,7 +8,7 @@ from torch import nn
 from acert import Brent, losses
 from acert.bounds import clean_pass
 from acert.losses import TERMS, Objective, Scalars
-from acert.methods import Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
+from acert.methods import Acert, AcertFast, CcIBP, CrownIBP, ExpIBP, FastIBP, MtlIBP, Sabr, Standard
 from acert.models import Normalize, cnn7, mlp, small_cnn, small_resnet
 from acert.precision import PRECISIONS
 
@@ -171,9 +171,54 @@ def test_sabr_is_the_loss_on_the_small_box():
     assert_same_gradients(model, found["loss"], wanted)
 
 
+@pytest.mark.parametrize("elide", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("method", [CcIBP, MtlIBP, ExpIBP])
+def test_expressive_losses_lie_between_the_attack_and_the_bounds(method, share, elide):
+    model = network()
+    images, labels = samples(model)
+    anchors = (images + CAP * (2 * torch.rand_like(images) - 1)).clamp(0, 1)
+    found = terms(method(bound_share=share), model, images, labels, anchors=anchors, elide=elide)
+    # The attacked points set the statistics that the bounds take, those of the images do not.
+    statistics = slow_bounds.batch_statistics(model, anchors)
+    attack, bound, mixed = [], [], []
+    for image, point, label in zip(images, anchors, labels.tolist(), strict=True):
+        passed = slow_bounds.bounds(model, point, 0.0, statistics)
+        attacked = slow_bounds.plain_differences(passed, label)
+        passed = slow_bounds.bounds(model, image, CAP, statistics)
+        if elide:
+            bounds = slow_bounds.elided_differences(model, passed, label)
+        else:
+            bounds = slow_bounds.plain_differences(passed, label)
+        both = zip(bounds, attacked, strict=True)
+        attack.append(slow_bounds.cross_entropy(attacked))
+        bound.append(slow_bounds.cross_entropy(bounds))
+        mixed.append(slow_bounds.cross_entropy([share * b + (1 - share) * a for b, a in both]))
+    attack, bound, mixed = (sum(losses) / len(images) for losses in (attack, bound, mixed))
+    assert bound > attack
+    wanted = {
+        CcIBP: mixed,
+        MtlIBP: share * bound + (1 - share) * attack,
+        ExpIBP: bound**share * attack ** (1 - share),
+    }[method]
+    torch.testing.assert_close(found["loss"], wanted)
+    assert_same_gradients(model, found["loss"], wanted)
+
+
+def test_a_loss_of_the_attack_that_is_0_leaves_its_gradient_finite():
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[400.0, 0.0], [0.0, 0.0]]))
+    images, labels = torch.tensor([[0.9, 0.5], [0.8, 0.1]]), torch.tensor([0, 0])
+    found = terms(ExpIBP(), model, images, labels)["loss"]
+    found.backward()
+    assert found < 1e-10
+    assert model.weight.grad.isfinite().all()
+
+
 # -- Eq. 11 -----------------------------------------------------------------------------
 
-METHODS = [FastIBP, CrownIBP, Sabr, Acert, AcertFast]
+METHODS = [FastIBP, CrownIBP, Sabr, CcIBP, MtlIBP, ExpIBP, Acert, AcertFast]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -13,7 +13,18 @@ import acert
 from acert import Bisection, Brent, InvalidInput, PowerLaw, RootStatus, data
 from acert.bounds import clean_pass
 from acert.experiments.experiment import Experiment, from_config, to_config
-from acert.methods import METHODS, Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
+from acert.methods import (
+    METHODS,
+    Acert,
+    AcertFast,
+    CcIBP,
+    CrownIBP,
+    ExpIBP,
+    FastIBP,
+    MtlIBP,
+    Sabr,
+    Standard,
+)
 from acert.methods.base import Step, attack_loss
 from acert.models import Normalize, cnn7, ibp_init_, mlp
 from acert.schedules import SmoothRadius
@@ -385,11 +396,70 @@ def test_the_attack_uses_running_statistics_and_leaves_the_model_alone():
     torch.testing.assert_close(found, Sabr().anchors(model, images, labels, cap, noise, DOMAIN))
 
 
+# -- CC-IBP, MTL-IBP, Exp-IBP -----------------------------------------------------------
+
+EXPRESSIVE = [CcIBP, MtlIBP, ExpIBP]
+
+
+@pytest.mark.parametrize("method", EXPRESSIVE)
+def test_one_step_of_the_attack_ends_in_a_corner(method):
+    # The loss of class 0 always rises with the first number and falls with the second.
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[-1.0, 1.0], [1.0, -1.0]]))
+    images, labels = torch.tensor([[0.5, 0.5], [0.98, 0.01]]), torch.tensor([0, 0])
+    noise, cap = torch.tensor([[-0.2, 0.9], [0.9, -0.9]]), torch.tensor(0.1)
+    found = method().anchors(model, images, labels, cap, noise, DOMAIN)
+    torch.testing.assert_close(found, torch.tensor([[0.6, 0.4], [1.0, 0.0]]))
+    wide = method(attack_reach=2.1).anchors(model, images, labels, cap, noise, DOMAIN)
+    torch.testing.assert_close(wide, torch.tensor([[0.71, 0.29], [1.0, 0.0]]))
+
+
+def test_the_attack_starts_anywhere_in_the_box_and_steps_by_its_width():
+    model = nn.Linear(1, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[-1.0], [1.0]]))
+    # The box of the second image ends at 1, so that it is 0.15 wide.
+    images, labels = torch.tensor([[0.5], [0.95]]), torch.tensor([0, 0])
+    noise, cap = torch.tensor([[-1.0], [-1.0]]), torch.tensor(0.1)
+
+    def reached(steps):
+        method = MtlIBP(attack_steps=steps, attack_step=0.25)
+        return method.anchors(model, images, labels, cap, noise, DOMAIN)
+
+    torch.testing.assert_close(reached(1), torch.tensor([[0.425], [0.85 + 0.01875]]))
+    torch.testing.assert_close(reached(2), torch.tensor([[0.45], [0.85 + 0.0375]]))
+    torch.testing.assert_close(reached(8), torch.tensor([[0.6], [1.0]]))
+
+
+@pytest.mark.parametrize("method", EXPRESSIVE)
+def test_at_a_radius_of_0_they_are_the_standard_loss(method):
+    model, images, labels = network()
+    step = step_of(model, images, labels, cap=0.0)
+    wanted = F.cross_entropy(model(images), labels)
+    torch.testing.assert_close(method(bound_share=0.3).robust_loss(step), wanted)
+
+
+@pytest.mark.parametrize("method", EXPRESSIVE)
+def test_settings_of_expressive_losses_are_refused(method):
+    for share in (-0.1, 1.5, math.nan):
+        with pytest.raises(InvalidInput, match=r"`bound_share` must be in \[0, 1\]; got"):
+            method(bound_share=share)
+    with pytest.raises(InvalidInput, match="`attack_steps` must be at least 1; got 0"):
+        method(attack_steps=0)
+    for name in ("attack_step", "attack_reach"):
+        for value in (0.0, -1.0, math.nan):
+            with pytest.raises(InvalidInput, match=f"`{name}` must be above 0; got"):
+                method(**{name: value})
+
+
 # -- all --------------------------------------------------------------------------------
 
 
 def test_names_are_complete():
-    assert set(METHODS.values()) == {Standard, FastIBP, CrownIBP, Sabr, Acert, AcertFast}
+    assert set(METHODS.values()) == {
+        Standard, FastIBP, CrownIBP, Sabr, CcIBP, MtlIBP, ExpIBP, Acert, AcertFast
+    }  # fmt: skip
     for cls in METHODS.values():
         assert dataclasses.is_dataclass(cls)
         assert cls() == cls()

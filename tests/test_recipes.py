@@ -75,6 +75,23 @@ def test_sabr_has_its_authors_figures():
     assert mnist.method == Sabr(box_share=0.6, attack_steps=8)
 
 
+def test_expressive_losses_have_their_authors_figures():
+    wanted = {
+        "mnist": ((0.4, 256, 70, (2, 21), 0.5), (50, 60), (0.3, 0.08), (3e-6, 1e-6)),
+        "cifar10": ((8 / 255, 128, 260, (2, 81), 0.5), (180, 220), (0.5, 0.5), (0.0, 1e-7)),
+        "tinyimagenet": ((1 / 255, 128, 160, (2, 81), 0.2), (120, 140), (0.01, 0.01), (5e-5, 5e-5)),
+    }  # fmt: skip
+    for dataset, (common, decays, shares, l1) in wanted.items():
+        both = [recipe(dataset, method).settings for method in ("cc-ibp", "mtl-ibp")]
+        for settings, share, weight in zip(both, shares, l1, strict=True):
+            assert figures(settings) == (*common, weight)
+            assert settings.learning_rate == StepDecay(epochs=decays)
+            assert settings.method.bound_share == share
+            assert (settings.method.attack_steps, settings.method.attack_step) == (1, 10.0)
+    shares = [recipe(name, "exp-ibp").settings.method.bound_share for name in TABLE_4]
+    assert shares == [0.3, 0.5, 0.04]
+
+
 @pytest.mark.parametrize("dataset", ["digits", "mnist", "cifar10", "tinyimagenet", "npz", "folder"])
 def test_standard_is_the_same_run_without_bounds(dataset):
     plain, certified = recipe(dataset, "standard"), recipe(dataset, "acert")
@@ -97,7 +114,9 @@ def test_what_all_recipes_of_the_paper_share(method):
     for dataset in TABLE_4:
         experiment = recipe(dataset, method)
         assert (experiment.network.name, experiment.network.width) == ("cnn7", 64)
-        half = dataset != "mnist" and method != "crown-ibp"
+        half = dataset != "mnist" and method not in (
+            "crown-ibp", "cc-ibp", "mtl-ibp", "exp-ibp",
+        )  # fmt: skip
         assert experiment.settings.precision == ("float16" if half else "tf32")
         assert experiment.settings.clip_norm == 10
         assert experiment.settings.elide

@@ -233,7 +233,7 @@ def test_colours_stand_out_from_the_card(theme, ground):
 def test_markers_and_dashes_differ():
     methods = [*METHOD_NAMES.values(), "Alpha", "Zeta"]
     looks = [look(name, methods) for name in methods]
-    assert len({one.marker for one in looks}) == len({one.dashes for one in looks}) == 8
+    assert len({one.marker for one in looks}) == len({one.dashes for one in looks}) == 11
 
 
 def test_variants_of_one_method_differ_and_the_first_looks_like_it(tmp_path):
@@ -254,15 +254,15 @@ def test_looks_differ_while_there_are_any():
     known = [(name, "") for name in METHOD_NAMES.values()]
     assert list(looks(known).values()) == [look(name, []) for name, _ in known]
     found = looks([*known, *((f"Other {i}", "") for i in range(10))])
-    assert len(set(found.values())) == 16
-    assert [one.hollow for one in found.values()] == [False] * 8 + [True] * 8
+    assert len(set(found.values())) == 19
+    assert [one.hollow for one in found.values()] == [False] * 11 + [True] * 8
 
 
 def test_many_variants_all_look_different():
     # As a sweep over root steps, schedules and radii makes them.
-    found = looks([("ACERT", f"root steps {i}") for i in range(128)])
-    assert len(set(found.values())) == 128
-    assert len(looks([("ACERT", f"root steps {i}") for i in range(200)])) == 200
+    found = looks([("ACERT", f"root steps {i}") for i in range(242)])
+    assert len(set(found.values())) == 242
+    assert len(looks([("ACERT", f"root steps {i}") for i in range(300)])) == 300
 
 
 def test_a_hollow_look_is_drawn_hollow():

@@ -24,6 +24,7 @@ from acert.errors import RunError
 from acert.report import collect, page, write_figures, write_page, write_report
 from acert.report.content import content
 from acert.report.picture import png
+from acert.report.run import METHOD_NAMES
 
 EVIL = "</script><script>document.title='hit'</script><img src=x onerror=alert(1)>"
 NAMES = [EVIL, "b", "c", "d"]
@@ -647,6 +648,17 @@ def test_variants_of_a_method_have_colours_and_legend_entries_of_their_own(opene
     tab.locator("#methods button").first.click()
     assert tab.locator("#curves svg path.curve").count() == 1
     assert not tab.locator("#kappas").is_visible(), "there is one kappa only"
+
+
+def test_every_method_has_a_marker_of_its_own(opened, tmp_path):
+    methods = [*METHOD_NAMES, "Alpha", "Zeta"]
+    for method in methods:
+        make_run(tmp_path / method, method=method)
+    tab = opened(at=write_page(collect([tmp_path]), tmp_path)[0].as_uri())
+    shapes = tab.locator("#methods .marker").evaluate_all(
+        "(markers) => markers.map((marker) => marker.getAttribute('d'))"
+    )
+    assert len(shapes) == len(set(shapes)) == len(methods)
 
 
 def test_paper_is_white_and_high_contrast_shows_what_is_pressed(opened):

@@ -13,7 +13,19 @@ from acert.bounds.margin import box
 from acert.data import Augmentation, Split, to_float
 from acert.errors import InvalidInput, RunError
 from acert.losses import TERMS, Scalars
-from acert.methods import Acert, CrownIBP, FastIBP, Method, Sabr, Standard, Step
+from acert.methods import (
+    Acert,
+    CcIBP,
+    CrownIBP,
+    ExpIBP,
+    FastIBP,
+    Method,
+    MtlIBP,
+    Sabr,
+    Standard,
+    Step,
+    method_name,
+)
 from acert.optimizers import Adam, Muon
 from acert.precision import PRECISIONS
 from acert.processes import ALONE
@@ -275,6 +287,33 @@ def test_running_statistics_move_once_a_step_by_the_clean_batch(method):
     torch.testing.assert_close(norm.running_var, variance, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", [CcIBP(), MtlIBP(), ExpIBP()], ids=method_name)
+def test_attacked_points_move_running_statistics_after_the_images(method, monkeypatch):
+    seen = []
+    anchors = type(method).anchors
+
+    def noted(*args, **kwargs):
+        seen.append(anchors(*args, **kwargs))
+        return seen[-1]
+
+    monkeypatch.setattr(type(method), "anchors", noted)
+    loop = trainer(method=method, learning_rate=Constant(constant_rate=1e-9), max_radius=0.3,
+                   radius_schedule=FullRadius())  # fmt: skip
+    norm = loop.model[1]
+    mean = norm.running_mean.clone()
+    batches = [loop.images(batch) for batch in loop.batches(1)]
+    loop.run_epoch()
+    assert len(seen) == len(batches)
+    for images, points in zip(batches, seen, strict=True):
+        assert not torch.allclose(images, points, atol=0.2)
+        for points_of_pass in (images, points):
+            with torch.no_grad():
+                inputs = loop.model[0](points_of_pass).transpose(0, 1).flatten(1)
+            mean = 0.9 * mean + 0.1 * inputs.mean(1)
+    assert int(norm.num_batches_tracked) == 2 * len(batches)
+    torch.testing.assert_close(norm.running_mean, mean, rtol=1e-4, atol=1e-6)
+
+
 def test_bounds_of_a_step_use_exactly_the_clean_batch_statistics():
     """A box that is a point comes out as the very logits of the clean forward."""
     seen = []
@@ -397,7 +436,7 @@ def test_a_step_that_cannot_be_captured_is_none_with_a_message(precision, monkey
 # -- determinism and state ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [Acert(), Sabr(attack_steps=2)])
+@pytest.mark.parametrize("method", [Acert(), Sabr(attack_steps=2), MtlIBP()])
 def test_one_seed_gives_the_same_weights_another_does_not(method):
     def trained(seed):
         loop = trainer(method=method, seed=seed, augmentation=Augmentation(padding=1, flip=True))

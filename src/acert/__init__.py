@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from acert.deploy import CertifiedClassifier
     from acert.errors import AcertError, DataError, InvalidInput, RunError, UnsupportedOperation
     from acert.experiments.run import Run, train
-    from acert.methods import Acert, AcertFast, CrownIBP, FastIBP, Sabr, Standard
+    from acert.methods import (
+        Acert,
+        AcertFast,
+        CcIBP,
+        CrownIBP,
+        ExpIBP,
+        FastIBP,
+        MtlIBP,
+        Sabr,
+        Standard,
+    )
     from acert.optimizers import Adam, Muon
     from acert.radius import CertifiedRadius, Status, certified_radius
     from acert.rootfind import Bisection, Brent, PowerLaw, RootResult, RootStatus
@@ -35,13 +45,16 @@ __all__ = [
     "BatchStatistics",
     "Bisection",
     "Brent",
+    "CcIBP",
     "CertifiedClassifier",
     "CertifiedRadius",
     "CrownIBP",
     "DataError",
+    "ExpIBP",
     "FastIBP",
     "Interval",
     "InvalidInput",
+    "MtlIBP",
     "Muon",
     "PowerLaw",
     "RootResult",

@@ -96,15 +96,15 @@ class Objective:
                 domain=self.domain,
                 elide=self.elide,
                 observe=regularize,
+                clean_format=self.precision.clean,
                 root_format=self.precision.root,
                 gradient_format=self.precision.gradient,
                 fold=self.precision.folds,
                 fuse=self.fuse,
                 settled=settled,
+                part=part,
             )
-            robust = F.cross_entropy(self.method.worst_case_logits(step), labels)
-            if part is not None:
-                robust = share * robust
+            robust = self.method.robust_loss(step)
             if robust.requires_grad and _is_zero(scalars[Scalars.STANDARD]):
                 loss = loss.detach()  # a weight of 0, as in most recipes: no gradient to compute
             loss = loss + scalars[Scalars.ROBUST] * robust

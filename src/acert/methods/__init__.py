@@ -1,9 +1,10 @@
-"""The training methods, one a file; each is a value that the one training loop takes."""
+"""The training methods, each a value that the one training loop takes."""
 
 from acert.methods.acert import Acert
 from acert.methods.acert_fast import AcertFast
 from acert.methods.base import Attack, Method, Step
 from acert.methods.crown_ibp import CrownIBP
+from acert.methods.expressive import CcIBP, ExpIBP, Expressive, MtlIBP
 from acert.methods.fast_ibp import FastIBP
 from acert.methods.sabr import Sabr
 from acert.methods.standard import Standard
@@ -13,9 +14,13 @@ __all__ = [
     "Acert",
     "AcertFast",
     "Attack",
+    "CcIBP",
     "CrownIBP",
+    "ExpIBP",
+    "Expressive",
     "FastIBP",
     "Method",
+    "MtlIBP",
     "Sabr",
     "Standard",
     "Step",
@@ -27,6 +32,9 @@ METHODS: dict[str, type[Method]] = {
     "fastibp": FastIBP,
     "crown-ibp": CrownIBP,
     "sabr": Sabr,
+    "cc-ibp": CcIBP,
+    "mtl-ibp": MtlIBP,
+    "exp-ibp": ExpIBP,
     "acert": Acert,
     "acert-fast": AcertFast,
 }

@@ -1,17 +1,18 @@
-"""What a training method is: from one batch to the worst-case logits of its robust loss."""
+"""What a training method is: from one batch to its robust loss."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from acert.bounds import Interval, Statistics, propagate
+from acert.bounds import Interval, Statistics, clean_pass, propagate
 from acert.bounds.bound_pass import BoundPass
 from acert.bounds.checks import Domain
 from acert.bounds.margin import box, ends_around, margin, plain_worst_case, upper_differences
@@ -20,8 +21,9 @@ from acert.bounds.propagation import evaluation_logits
 from acert.errors import InvalidInput
 from acert.fields import check_fields
 from acert.precision import products_in
+from acert.processes import Part
 
-__all__ = ["Attack", "AttackLoss", "Method", "Step", "attack_loss"]
+__all__ = ["Attack", "AttackLoss", "Method", "Step", "attack_loss", "climbed"]
 
 
 # Keeps small gradients of the attack inside the range of float16; only their signs are used.
@@ -63,18 +65,28 @@ class Step:
     elide: bool
     observe: bool
     # Names, because torch.compile takes no other objects as defaults.
+    clean_format: str = "float32"
     root_format: str = "float32"
     gradient_format: str = "float32"
     fold: bool = False
     fuse: bool = False
     settled: bool = False  # the cap has reached its largest value for good
+    part: Part | None = None  # where the images are one process's part of the batch
     output: Interval | None = None
     # What the passes of an eager step have in common: where they start, and what of weights.
     points: Points | None = None
     kept: dict[Any, Any] | None = None
 
+    def passed(self, points: Tensor) -> Tensor:
+        """Logits of one more clean pass, whose batch statistics all later bounds take."""
+        with products_in(self.clean_format, points.device):
+            logits, self.statistics = clean_pass(
+                self.model, points, part=self.part, quick=self.fold
+            )
+        return logits.to(points.dtype)
+
     def bounds(self, images: Tensor, radius: Tensor, *, record: bool = False) -> Interval:
-        """Output bounds with the clean pass's statistics; kept for the regularisers."""
+        """Output bounds with the last clean pass's statistics; kept for the regularisers."""
         # CROWN walks back through the record in float32.
         form = "float32" if record else self.gradient_format
         observed = BoundPass(
@@ -91,6 +103,18 @@ class Step:
         if self.elide:
             return upper_differences(output, self.labels)
         return plain_worst_case(output, self.labels)
+
+    def differences(self, output: Interval) -> Tensor:
+        """Upper bounds of z_i - z_y by intervals, 0 at the label, elided or not."""
+        worst_case = self.worst_case(output)
+        if self.elide:
+            return worst_case
+        return worst_case - worst_case.gather(1, self.labels.unsqueeze(1))
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """Their mean cross entropy; with several processes, those of all add up to the batch's."""
+        loss = F.cross_entropy(logits, self.labels)
+        return loss if self.part is None else self.part.share * loss
 
     def margin(self, radius: Tensor) -> Tensor:
         """The certified margin at each sample's radius (Eq. 3), without gradient."""
@@ -140,6 +164,10 @@ class Method(ABC):
     def worst_case_logits(self, step: Step) -> Tensor:
         """Logits whose cross entropy is the method's robust loss, (batch, classes)."""
 
+    def robust_loss(self, step: Step) -> Tensor:
+        """L_rob (Eq. 5); with several processes, those of all add up to that of the batch."""
+        return step.loss(self.worst_case_logits(step))
+
 
 AttackLoss = Callable[[nn.Module, Tensor, Tensor, str], Tensor]
 
@@ -156,3 +184,22 @@ class Attack(ABC):
 
         `loss` is `attack_loss` or what was compiled from it, `form` the format of its products.
         """
+
+
+def climbed(
+    model: nn.Module, points: Tensor, labels: Tensor, ends: tuple[Tensor, Tensor],
+    sizes: Sequence[Tensor], *, loss: AttackLoss = attack_loss, form: str = "float32",
+) -> Tensor:  # fmt: skip
+    """The points after signed steps of these sizes up the loss, none of which leaves the ends."""
+    for size in sizes:
+        points = points.detach().requires_grad_()
+        with torch.enable_grad():
+            height = loss(model, points, labels, form)
+        if not height.requires_grad:
+            raise InvalidInput(
+                "`model` must let gradients through to its input, for the method's attack; they "
+                "end in a part of it that is under `torch.no_grad()` or detached"
+            )
+        (gradient,) = torch.autograd.grad(height, points)
+        points = (points.detach() + size * gradient.sign()).clamp(*ends)
+    return points.detach()

@@ -8,8 +8,6 @@ from typing import final
 from torch import Tensor
 
 from acert.bounds.crown import crown_differences
-from acert.bounds.interval import Interval
-from acert.bounds.margin import plain_worst_case, upper_differences
 from acert.methods.base import Method, Step
 
 __all__ = ["CrownIBP"]
@@ -37,17 +35,9 @@ class CrownIBP(Method):
         """Mixed upper bounds of z_i - z_y at the cap."""
         cap = step.cap.expand(len(step.images))
         if step.settled:
-            return _interval_differences(step, step.bounds(step.images, cap))
+            return step.differences(step.bounds(step.images, cap))
         output = step.bounds(step.images, cap, record=True)
         beta = 1 - step.progress
         crown = crown_differences(output, step.labels)
-        return beta * crown + (1 - beta) * _interval_differences(step, output)
-
-
-def _interval_differences(step: Step, output: Interval) -> Tensor:
-    """Upper bounds of z_i - z_y by intervals, elided if the run asks for that."""
-    if step.elide:
-        return upper_differences(output, step.labels)
-    # CROWN bounds differences, so what is mixed with it must be differences as well.
-    worst_case = plain_worst_case(output, step.labels)
-    return worst_case - worst_case.gather(1, step.labels.unsqueeze(1))
+        # CROWN bounds differences, so what is mixed with it must be differences as well.
+        return beta * crown + (1 - beta) * step.differences(output)

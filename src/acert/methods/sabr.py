@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from acert.bounds.checks import Domain
 from acert.bounds.margin import box
 from acert.errors import InvalidInput
-from acert.methods.base import Attack, AttackLoss, Method, Step, attack_loss
+from acert.methods.base import Attack, AttackLoss, Method, Step, attack_loss, climbed
 
 __all__ = ["Sabr"]
 
@@ -64,16 +64,6 @@ class Sabr(Method, Attack):
         """Adversarial points of the box, by PGD with the running batch statistics."""
         lower, upper = box(images, cap.expand(len(images)), domain).ends()
         points = (images + cap * noise).clamp(lower, upper)
-        for number in range(self.attack_steps):
-            size = cap * 0.5 * (1.0 if number < 4 else 0.1 if number < 7 else 0.01)
-            points = points.detach().requires_grad_()
-            with torch.enable_grad():
-                climbed = loss(model, points, labels, form)
-            if not climbed.requires_grad:
-                raise InvalidInput(
-                    "`model` must let gradients through to its input, for SABR's attack; they end "
-                    "in a part of it that is under `torch.no_grad()` or detached"
-                )
-            (gradient,) = torch.autograd.grad(climbed, points)
-            points = (points.detach() + size * gradient.sign()).clamp(lower, upper)
-        return points.detach()
+        turns = range(self.attack_steps)
+        sizes = [cap * 0.5 * (1.0 if turn < 4 else 0.1 if turn < 7 else 0.01) for turn in turns]
+        return climbed(model, points, labels, (lower, upper), sizes, loss=loss, form=form)

@@ -31,6 +31,9 @@ _LOOKS = (
     Look("#c84e00", "#ff8c42", "s", (6, 2)),
     Look("#00805e", "#35c79a", "^", (1.5, 1.5)),
     Look("#b0589a", "#e9a3d6", "D", (6, 2, 1.5, 2)),
+    Look("#6b2400", "#d0324a", "<", (10, 2)),
+    Look("#a33cf5", "#9a2cff", "h", (1, 1)),
+    Look("#0a0a3c", "#a06090", ">", (4, 1, 1, 1)),
     Look("#4d4d4d", "#c9c9c9", "X", (3, 2, 1, 2, 1, 2)),
     # For methods that this version does not know.
     Look("#9a7b00", "#f0dc5a", "P", (8, 3)),
@@ -39,7 +42,7 @@ _LOOKS = (
 
 
 def look(method: str, methods: Sequence[str]) -> Look:
-    """How a method is drawn; those that are not the paper's get looks in the order of `methods`."""
+    """How a method is drawn; those that are not ours get looks in the order of `methods`."""
     known = list(METHOD_NAMES.values())
     if method in known:
         return _LOOKS[known.index(method)]
@@ -51,9 +54,9 @@ def look(method: str, methods: Sequence[str]) -> Look:
 def looks(series: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Look]:
     """How each pair of a method and its variant is drawn.
 
-    The first variant of one of the paper's methods looks as that method always does. All others
+    The first variant of one of our methods looks as that method always does. All others
     take what is free; once nothing is, hollow markers, and then colours with the markers and
-    dashes of others. The first 128 differ.
+    dashes of others. The first 242 differ.
     """
     own: dict[tuple[str, str], Look] = {}
     for method, variant in series:

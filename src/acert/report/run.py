@@ -33,13 +33,16 @@ Floats = npt.NDArray[np.float64]
 
 # The last two are there so that a run is not resumed with others; older runs do not tell them.
 _NO_SETTINGS = {"schema", "seed", "layers", "validation_sha256"}
-# The names in the paper, by the class that a config names, in the order of legends.
+# The names in papers, by the class that a config names, in the order of legends.
 METHOD_NAMES = {
     "Acert": "ACERT",
     "AcertFast": "ACERT-fast",
     "FastIBP": "FastIBP",
     "CrownIBP": "CROWN-IBP",
     "Sabr": "SABR",
+    "CcIBP": "CC-IBP",
+    "MtlIBP": "MTL-IBP",
+    "ExpIBP": "Exp-IBP",
     "Standard": "Standard",
 }
 _HISTORY_POINTS = 100
@@ -134,7 +137,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
 
 
 def method_place(method: str) -> tuple[int, str]:
-    """Where a method stands in legends: the paper's first, others by name."""
+    """Where a method stands in legends: ours first, others by name."""
     known = list(METHOD_NAMES.values())
     return (known.index(method) if method in known else len(known), method)
 

@@ -51,6 +51,11 @@ function corners(points, r) {
   return `M${points.map(([x, y]) => `${(x * r).toFixed(2)},${(y * r).toFixed(2)}`).join("L")}Z`;
 }
 
+function regular(count, r) {
+  const turn = (i) => (2 * Math.PI * i) / count;
+  return corners(Array.from({ length: count }, (_, i) => [1.15 * Math.sin(turn(i)), -1.15 * Math.cos(turn(i))]), r);
+}
+
 const CROSS = [[-1, -0.4], [-0.4, -0.4], [-0.4, -1], [0.4, -1], [0.4, -0.4], [1, -0.4], [1, 0.4],
   [0.4, 0.4], [0.4, 1], [-0.4, 1], [-0.4, 0.4], [-1, 0.4]];
 const TURN = Math.SQRT1_2;
@@ -58,11 +63,14 @@ const SHAPES = {
   o: (r) => `M${-r},0A${r},${r} 0 1 1 ${r},0A${r},${r} 0 1 1 ${-r},0Z`,
   s: (r) => corners([[-0.9, -0.9], [0.9, -0.9], [0.9, 0.9], [-0.9, 0.9]], r),
   "^": (r) => corners([[0, -1.15], [1.1, 0.85], [-1.1, 0.85]], r),
+  "<": (r) => corners([[-1.15, 0], [0.85, 1.1], [0.85, -1.1]], r),
+  ">": (r) => corners([[1.15, 0], [-0.85, 1.1], [-0.85, -1.1]], r),
   v: (r) => corners([[0, 1.15], [1.1, -0.85], [-1.1, -0.85]], r),
   D: (r) => corners([[0, -1.25], [1.1, 0], [0, 1.25], [-1.1, 0]], r),
   X: (r) => corners(CROSS.map(([x, y]) => [(x - y) * TURN * 1.2, (x + y) * TURN * 1.2]), r),
   P: (r) => corners(CROSS.map(([x, y]) => [1.15 * x, 1.15 * y]), r),
-  p: (r) => corners([0, 1, 2, 3, 4].map((i) => [1.15 * Math.sin(i * 1.2566), -1.15 * Math.cos(i * 1.2566)]), r),
+  p: (r) => regular(5, r),
+  h: (r) => regular(6, r),
 };
 
 function marker(style, x, y, r) {
