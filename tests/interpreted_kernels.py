@@ -1,6 +1,7 @@
 """Run by `test_fused.py` with TRITON_INTERPRET=1: the kernels on a CPU, against plain PyTorch."""
 
 import itertools
+import math
 
 import torch
 
@@ -36,9 +37,22 @@ def compare(rows, channels, dtype, observe):
     torch.testing.assert_close(found[2].sum(1), expected[2].sum(1), rtol=1e-4, atol=2e-3)
 
 
+def compare_nan(dtype):
+    """A ball that overflowed is no point: NaN stays NaN, as in plain PyTorch."""
+    inf, nan = math.inf, math.nan
+    center = torch.tensor([[nan, nan, -inf, inf, 1.0, nan, -1.0]], dtype=dtype)
+    radius = torch.tensor([[1.0, inf, inf, inf, nan, nan, inf]], dtype=dtype)
+    channel = [torch.zeros(7), torch.ones(7), torch.ones(7), torch.zeros(7)]
+    expected = fused._forward(center, radius, *channel, False)
+    found = kernels.relu_of_scaled(center, radius, channel, False, 1)
+    torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=0, equal_nan=True)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     cases = [*itertools.product(SHAPES, DTYPES, (True, False))]
     for shape, dtype, observe in cases:
         compare(*shape, dtype, observe)
+    for dtype in DTYPES:
+        compare_nan(dtype)
     print(len(cases), "cases")

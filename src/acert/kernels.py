@@ -122,9 +122,12 @@ def _relu_of_scaled(
         c = (tl.load(center + at, mask=inside, other=0.0).to(tl.float32) - m) * a + b
         r = tl.load(radius + at, mask=inside, other=0.0).to(tl.float32) * tl.abs(a)
         upper = c + r
-        half = tl.maximum(0.5 * upper, 0.0)
-        tl.store(out_center + at, tl.maximum(half, c), mask=inside)
-        tl.store(out_radius + at, tl.minimum(half, r), mask=inside)
+        # By themselves these take the number beside a NaN: a ball that overflowed would be a point.
+        half = tl.maximum(0.5 * upper, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        middle = tl.maximum(half, c, propagate_nan=tl.PropagateNan.ALL)
+        reach = tl.minimum(half, r, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(out_center + at, middle, mask=inside)
+        tl.store(out_radius + at, reach, mask=inside)
         if OBSERVE:
             on, off = inside & (c > r), inside & (upper < 0)
             whole += tl.where(inside, c, 0.0)
