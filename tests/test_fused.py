@@ -434,6 +434,18 @@ def test_convolutions_of_few_numbers_are_matrix_products(monkeypatch):
     assert_same(build, monkeypatch, calls=calls)
     # Center and radius of three of five; the others have 36.
     assert seen == [(18, 32)] * 6
+    seen.clear()
+    monkeypatch.setattr(affine, "_PIXELS", 1)  # patches of larger images would fill the memory
+    assert_same(build, monkeypatch, calls=calls)
+    assert seen == []
+
+
+def test_no_samples_have_no_sums():
+    nothing, channel = torch.zeros(0, 3, requires_grad=True), [torch.ones(3) for _ in range(4)]
+    center, radius, sums = fused.relu_of_scaled(nothing, nothing, *channel, observe=True)
+    assert center.shape == radius.shape == (0, 3)
+    assert sums.tolist() == [0.0] * 8
+    sums.sum().backward()
 
 
 @pytest.mark.parametrize("biased", [True, False])

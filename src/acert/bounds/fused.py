@@ -148,4 +148,4 @@ _forward.register_autograd(_gradient, setup_context=_save)
 
 def _pieces(matrix: Tensor) -> int:
     """How many programs share the rows of a matrix, each looking at a thousand numbers at once."""
-    return min(math.ceil(matrix.numel() / 1024), _PIECES)
+    return min(max(1, math.ceil(matrix.numel() / 1024)), _PIECES)

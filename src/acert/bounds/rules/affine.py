@@ -26,6 +26,7 @@ Map = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 # Patches with as few numbers, those of images: cuDNN has slow kernels only.
 _FEW = 32
+_PIXELS = 2**21  # of a batch; a gradient keeps the patches of more, 32 numbers each, no longer
 _PATCHES = 2**23  # bytes of patches that a convolution writes down at a time
 
 
@@ -122,7 +123,8 @@ def _convolution(function: Callable[..., Tensor], spatial: int, *, transposed: b
         slow = weight.is_cuda and not torch.backends.cudnn.enabled
         plain = spatial == 2 and not transposed and groups == 1 and batched
         operate = convolution_by_matmul if slow and plain else function
-        if input.bound_pass.fuse and plain and weight[0].numel() <= _FEW:
+        few = weight[0].numel() <= _FEW and input.numel() <= _PIXELS * input.shape[1]
+        if input.bound_pass.fuse and plain and few:
             operate = partial(convolution_by_matmul, multiple=_FEW)
         on_cpu = input.dtype == torch.float64 and not weight.is_cuda and batched and not transposed
         if on_cpu and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
