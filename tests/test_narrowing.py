@@ -287,7 +287,7 @@ def peaks(monkeypatch):
 def bounds_by_tiles(model, images, peaks, monkeypatch, *, rounding):
     """The bounds of activations by tiles of one element, of a few and of all, with their peaks."""
     for tile in (1, 16, 10**6):
-        monkeypatch.setattr(narrowing, "_TILE", tile)
+        monkeypatch.setitem(narrowing._TILES, "cpu", tile)
         peaks.clear()
         found = activation_bounds(model, images, 0.1, rounding=rounding)
         yield found, max(peaks)
@@ -356,7 +356,7 @@ def test_only_tiles_with_something_to_walk_are_cut(sides, share):
     start = Interval(torch.zeros(2, 1, *sides), torch.ones(2, 1, *sides))
     interval = propagate(convolution, start.within(BoundPass(record=True)))
     asked = torch.rand(4, *sides) < share
-    every = list(narrowing._tiles(interval, None))
+    every = list(narrowing._tiles(interval, torch.ones_like(asked).flatten()))
     assert sum(cut(asked, *tile).numel() for tile in every) == asked.numel()
     found = list(narrowing._tiles(interval, asked.flatten()))
     assert found == [tile for tile in every if cut(asked, *tile).any()]

@@ -6,8 +6,7 @@ walk for every activation layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import product
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ __all__ = ["narrowed"]
 _COEFFICIENTS = {"cpu": 2**20, "cuda": 2**26}
 # Elements of a tile: more of them see more of what is before, fewer take more calls. Whatever the
 # batch is, because bounds must not depend on the samples beside one.
-_TILE = 64
+_TILES = {"cpu": 64, "cuda": 4096}
 
 
 def narrowed(interval: Interval, rule: Function) -> Interval:
@@ -53,7 +52,7 @@ def _cut(interval: Interval, relaxed: Callable[[Tensor, Tensor], Tensor]) -> Int
     asked = None if torch.compiler.is_compiling() else wanted.any(0).cpu()  # None: all of them
     places = torch.arange(lower.shape[1]).reshape(interval.shape[1:])
     room = _COEFFICIENTS.get(lower.device.type, _COEFFICIENTS["cpu"]) // (2 * samples)
-    largest = _largest(interval)
+    largest, peak = _largest(interval), 0
     for start, stop in _tiles(interval, asked):
         tile = interval.cut(start, stop)
         inside = cut(places, start, stop).flatten()
@@ -67,7 +66,7 @@ def _cut(interval: Interval, relaxed: Callable[[Tensor, Tensor], Tensor]) -> Int
             rows = torch.cat((unit, -unit)).reshape(2 * len(few), *tile.shape[1:])
             bound = LinearBound(tile, rows.expand(samples, *rows.shape))
             above, below = walked_back(bound).chunk(2, dim=1)
-            largest = bound.peak
+            largest = peak = max(peak, bound.peak)
             # Not where other samples alone ask for it: a bound must not depend on those beside it.
             least, most, own = lower[:, some], upper[:, some], wanted[:, some]
             least = torch.where(own & (-below > least), -below, least)  # never a NaN of CROWN's
@@ -86,16 +85,14 @@ def _tiles(
     Behind convolutions a few elements near each other see a small part of what is before them, and
     coefficients of the rest are 0. Nothing is cut elsewhere.
     """
-    if not _is_local(interval):
+    if asked is None or not _is_local(interval):  # compiled, every tile would be in the graph
         yield (), ()
         return
     channels, *sizes = interval.shape[1:]
-    edge = max(1, round((_TILE / channels) ** (1 / len(sizes))))
-    starts: Iterable[tuple[int, ...]] = product(*(range(0, size, edge) for size in sizes))
-    if asked is not None:  # often a small share of them
-        places = asked.reshape(channels, *sizes).any(0).nonzero()
-        starts = map(tuple, (places // edge * edge).unique(dim=0).tolist())
-    for start in starts:
+    elements = _TILES.get(interval.device.type, _TILES["cpu"])
+    edge = max(1, round((elements / channels) ** (1 / len(sizes))))
+    places = asked.reshape(channels, *sizes).any(0).nonzero()  # often a small share of them
+    for start in map(tuple, (places // edge * edge).unique(dim=0).tolist()):
         yield start, tuple(min(at + edge, size) for at, size in zip(start, sizes, strict=True))
 
 
