@@ -335,6 +335,16 @@ def normalizations() -> Iterator[Case]:
         nn.InstanceNorm1d(6, affine=True, eps=0.5)
         F.instance_norm(x, weight=c[:, 0], eps=0.5)
     """, constants={"c": (6, 4), "d": (6, 4)}, r=0.15, gap=0.9)  # fmt: skip
+    yield from cases((6, 4), """
+        nn.RMSNorm(4)
+        nn.RMSNorm((6, 4), eps=0.5)
+        nn.RMSNorm(4, elementwise_affine=False, eps=1e-3)
+        F.rms_norm(x, (4,), c, 0.1)
+        torch.rms_norm(x, (4,), weight=c)
+        F.normalize(x)
+        F.normalize(x, dim=-1)
+        F.normalize(x, p=2.0, dim=2, eps=0.7)
+    """, constants={"c": (4,)}, gap=0.4)  # fmt: skip
     yield from cases((2, 3, 4), "nn.InstanceNorm2d(2)\nnn.GroupNorm(2, 2)", r=0.15, gap=0.9)
     yield from cases((2, 2, 3, 2), "nn.InstanceNorm3d(2)", r=0.15, gap=0.9)
     yield from cases((6, 4), "nn.InstanceNorm1d(6, track_running_stats=True)")
@@ -356,6 +366,16 @@ def activations() -> Iterator[Case]:
         nn.ELU()
         nn.ELU(0.3, inplace=True)
         nn.ELU(3.0)
+        nn.SELU()
+        nn.SELU(inplace=True)
+        nn.CELU()
+        nn.CELU(0.3, inplace=True)
+        nn.CELU(3.0)
+        nn.Hardsigmoid()
+        nn.Hardsigmoid(inplace=True)
+        nn.Softsign()
+        nn.LogSigmoid()
+        torch.erf(x)
         nn.Hardtanh()
         nn.Hardtanh(-0.3, 0.7)
         nn.Hardtanh(-0.3, 0.7, inplace=True)
@@ -375,8 +395,22 @@ def activations() -> Iterator[Case]:
     yield from cases((2, 2, 2, 3), "nn.Dropout3d(0.5)")
     for around, r, table in (
         ((-1.0, 7.0), 4.0, "nn.ReLU6()\nnn.ReLU6(inplace=True)\nF.relu6(x)"),
-        ((-40.0, 40.0), 30.0, "nn.Sigmoid()\nnn.Softplus(beta=0.1)"),
-        ((-12.0, 12.0), 9.0, "nn.Tanh()\nnn.Softplus(beta=0.3)\nnn.ELU(2.0)"),
+        (
+            (-40.0, 40.0),
+            30.0,
+            "nn.Sigmoid()\nnn.Softplus(beta=0.1)\nnn.Softsign()\nnn.LogSigmoid()",
+        ),
+        (
+            (-12.0, 12.0),
+            9.0,
+            "nn.Tanh()\nnn.Softplus(beta=0.3)\nnn.ELU(2.0)\nnn.SELU()\nnn.CELU(2.0)",
+        ),
+        ((-6.0, 6.0), 4.0, "nn.Hardsigmoid()"),
+        (
+            (1.0, 3.0),
+            0.9,
+            "torch.sqrt(x)\ntorch.rsqrt(x)\ntorch.log(x)\n1 / x\ntorch.reciprocal(x)",
+        ),
     ):
         yield from cases((5,), table, around=around, r=r)
     # PyTorch's softplus falls at the threshold; its rule allows for the whole fall at once.
@@ -394,6 +428,9 @@ def activations() -> Iterator[Case]:
         nn.GELU("tanh")
         nn.SiLU()
         nn.SiLU(inplace=True)
+        nn.Mish()
+        nn.Mish(inplace=True)
+        F.mish(x)
         F.gelu(x)
         F.gelu(x, approximate="tanh")
         F.silu(x)
@@ -403,8 +440,12 @@ def activations() -> Iterator[Case]:
         ((-9.0, -1.0), 3.0),
         ((-0.8, -0.7), 0.1),
         ((-1.3, -1.25), 0.1),
+        ((-1.25, -1.15), 0.1),
         ((-110.0, -80.0), 20.0),
     ):
+        yield from cases((5,), dip, around=around, r=r, gap=1e-4)
+    dip = "nn.Hardswish()\nnn.Hardswish(inplace=True)\nF.hardswish(x)"
+    for around, r in (((-1.5, 1.5), 1.0), ((-4.0, 4.0), 3.0), ((-1.6, -1.4), 0.2)):
         yield from cases((5,), dip, around=around, r=r, gap=1e-4)
     yield from cases((2, 3), """
         F.relu(x)
@@ -419,6 +460,33 @@ def activations() -> Iterator[Case]:
         F.leaky_relu_(x, 0.3)
         F.elu(x, 0.5)
         F.elu_(x, alpha=0.5)
+        F.selu(x)
+        torch.selu(x)
+        torch.selu_(x)
+        F.celu(x, 0.5)
+        torch.celu(x, alpha=0.5)
+        torch.celu_(x)
+        F.hardsigmoid(x)
+        F.softsign(x)
+        F.logsigmoid(x)
+        x.erf()
+        x.erf_()
+        torch.erf_(x)
+        torch.special.erf(x)
+        torch.sqrt(x + 3)
+        (x + 3).sqrt()
+        torch.sqrt_(x + 3)
+        (x + 3).sqrt_()
+        torch.rsqrt(x + 3)
+        (x + 3).rsqrt()
+        torch.rsqrt_(x + 3)
+        (x + 3).rsqrt_()
+        (x + 3) ** 0.5
+        torch.pow(x + 3, -0.5)
+        torch.log(x + 3)
+        (x + 3).log()
+        torch.log_(x + 3)
+        (x + 3).log_()
         F.hardtanh(x)
         F.hardtanh(x, -0.1, 0.3)
         F.hardtanh_(x, min_val=-0.1, max_val=0.3)
@@ -570,6 +638,9 @@ def pools(spatial: int) -> Iterator[Case]:
         nn.AdaptiveAvgPool{spatial}d(2)
         nn.AdaptiveAvgPool{spatial}d(3)
         F.adaptive_avg_pool{spatial}d(x, {sides})
+        nn.AdaptiveMaxPool{spatial}d(1)
+        nn.AdaptiveMaxPool{spatial}d(2)
+        F.adaptive_max_pool{spatial}d(x, {sides})
     """)  # fmt: skip
     if spatial > 1:
         yield from cases(shape, f"""
@@ -652,6 +723,36 @@ def shapes() -> Iterator[Case]:
         torch.stack([x, x], 1)
         torch.stack((x[:, 0], x[:, 1]), dim=-1)
         torch.stack([x, c.expand(len(x), 3, -1)], dim=2)
+        x[:, :1].expand_as(c.expand(len(x), 3, -1))
+        x[:, :1].expand_as(x)
+        x.view_as(torch.empty(len(x), 4, 3))
+        x.reshape_as(torch.empty(len(x), 12))
+        x.type_as(torch.empty(1, dtype=torch.float64))
+        torch.roll(x, 1, 2)
+        torch.roll(x, shifts=(1, -2), dims=(1, 2))
+        x.roll(-1, dims=1)
+        torch.flip(x, (1, 2))
+        torch.flip(x, dims=[-1])
+        x.flip(1)
+        x.flip(1, 2)
+        x.repeat(1, 2, 1)
+        torch.tile(x, (1, 2, 2))
+        x.tile((1, 1, 3))
+        torch.repeat_interleave(x, 2, dim=1)
+        x.repeat_interleave(3, 2)
+        torch.index_select(x, 1, torch.tensor([2, 0, 2]))
+        x.index_select(2, torch.tensor([3, 1]))
+        torch.tril(x)
+        x.tril(-1)
+        torch.triu(x)
+        x.triu(1)
+        torch.where(c > 0, x, 0.3)
+        torch.where(c > 0, 1 / 3, x)
+        torch.where(torch.tensor([True, False, True, False]), x, -x)
+        x.where(c > 0, c)
+        x.masked_fill(c > 0, -0.1)
+        torch.masked_fill(x, c > 0, 0.1)
+        x.masked_fill_(c > 0, 0.1)
         F.pad(x, (1, 2))
         F.pad(x, (1, 0, 0, 2), value=-0.1)
         F.pad(x, (1, 1), "constant", 0.3)
@@ -662,8 +763,38 @@ def shapes() -> Iterator[Case]:
         nn.ConstantPad1d(1, 0.7)
         nn.ReflectionPad1d(1)
     """, constants={"c": (1, 4)})  # fmt: skip
+    yield from cases((4, 4, 6), """
+        nn.PixelShuffle(2)
+        nn.PixelUnshuffle(2)
+        nn.ChannelShuffle(2)
+        nn.Unfold(2)
+        F.unfold(x, (2, 3), padding=1, stride=2)
+        nn.Fold((5, 4), 2, stride=(2, 1))(x.flatten(2)[:, :, :6])
+        F.fold(x.flatten(2)[:, :, :12], (4, 5), 2, stride=1)
+        nn.Upsample(scale_factor=2)
+        nn.Upsample((3, 9), mode="nearest-exact")
+        nn.Upsample(scale_factor=(1.5, 0.5))
+        nn.Upsample((7, 4), mode="bilinear")
+        nn.Upsample(scale_factor=1.7, mode="bilinear", align_corners=True)
+        F.interpolate(x, (6, 3), mode="area")
+        F.interpolate(x, scale_factor=3, recompute_scale_factor=True)
+    """)  # fmt: skip
+    yield from cases((2, 5), """
+        nn.Upsample(scale_factor=1.6, mode="linear")
+        F.interpolate(x, 3, mode="area")
+        F.interpolate(x, 8)
+    """)  # fmt: skip
+    yield from cases((2, 2, 3, 2), """
+        nn.Upsample((3, 2, 4), mode="trilinear")
+        F.interpolate(x, (1, 2, 1), mode="area")
+        F.interpolate(x, scale_factor=2)
+    """)  # fmt: skip
     yield from cases((5,), """
         x.t()
+        x.roll(1)
+        x.flip(0)
+        torch.index_select(x, 0, torch.tensor([2, 0]))
+        x.masked_fill(torch.tensor([[True], [False], [True], [False]]), 0.1)
         torch.t(x)
         x.flatten()
         x.view(-1)
@@ -698,6 +829,39 @@ def reductions() -> Iterator[Case]:
             x.{name}()
             x.{name}(dim=())
         """, couples=True)  # fmt: skip
+    for name in ("max", "min"):
+        yield from cases((3, 4), f"""
+            torch.a{name}(x, 1)
+            torch.a{name}(x, dim=(1, 2), keepdim=True)
+            x.a{name}(-1)
+            x.a{name}(dim=[1, 2])
+            torch.{name}(x, 1)[0]
+            torch.{name}(x, dim=-1).values
+            torch.{name}(x, 2, True)[0]
+            x.{name}(1).values
+            x.{name}(dim=2, keepdim=True)[0]
+            torch.{name}(x, c)
+            torch.{name}(c, x)
+            x.{name}(other=c)
+            torch.{name}imum(x, c)
+            torch.{name}imum(c, x)
+            x.{name}imum(c)
+            c.{name}imum(x)
+            torch.{name}imum(x[:, 0], x[:, 1])
+        """, constants={"c": (4,)})  # fmt: skip
+        yield from cases((3,), f"torch.{name}(x)\nx.{name}()\nx.a{name}()", couples=True)
+    yield from cases((3, 4), """
+        torch.norm(x, dim=1)
+        torch.norm(x, 2, (1, 2), keepdim=True)
+        torch.norm(x, p=1, dim=2)
+        x.norm(dim=-1)
+        x.norm(p=2, dim=(1, 2), keepdim=True)
+        x.norm(float("inf"), 1)
+        torch.linalg.norm(x, dim=1)
+        torch.linalg.vector_norm(x, dim=(1, 2))
+        torch.linalg.vector_norm(x, 1, dim=1, keepdim=True)
+    """, gap=1e-2)  # fmt: skip
+    yield from cases((3,), "torch.norm(x)\ntorch.linalg.norm(x)", couples=True, gap=1e-2)
 
 
 def arithmetic() -> Iterator[Case]:
@@ -753,6 +917,13 @@ def arithmetic() -> Iterator[Case]:
         x + torch.tensor([3, 2, 1])
         x * torch.tensor([True, False, True])
         x + x
+        1 / (x + 3)
+        -2 / (x - 4)
+        torch.reciprocal(x + 3)
+        (x + 3).reciprocal()
+        torch.reciprocal_(x + 3)
+        (x + 3).reciprocal_()
+        torch.addcmul(x, torch.tensor(0.3), torch.tensor(0.7))
     """)  # fmt: skip
     yield from cases((3,), "x * x", gap=1e-4)
     yield from cases((3,), "x - x", gap=1.0)
@@ -784,8 +955,18 @@ def arithmetic() -> Iterator[Case]:
         c.expand(3, 2) * x[:, :1]
         x[:, :1] / c.expand(3, 2)
     """, constants={"c": (2,)})  # fmt: skip
+    yield from cases((3, 2), """
+        c / (x + 3)
+        torch.addcmul(c, x, c)
+        torch.addcmul(x, c, c)
+        c.addcmul(x, c)
+        x.addcmul_(c, c)
+    """, constants={"c": (2,)})  # fmt: skip
     # Parts of one input are independent, so that these bounds are reached.
     yield from cases((2, 3), """
+        x[:, 0] / (x[:, 1] + 3)
+        torch.div(x[:, 0], x[:, 1] - 4)
+        torch.addcmul(c, x[:, 0], x[:, 1])
         x[:, 0] + x[:, 1]
         x[:, 0] - x[:, 1]
         x[:, 0] * x[:, 1]
@@ -801,7 +982,7 @@ def arithmetic() -> Iterator[Case]:
         operator.imul(x[:, 0] * 1, x[:, 1])
         (x[:, 0] * 1).add_(x[:, 1], alpha=0.3)
         sum(x.unbind(1))
-    """)  # fmt: skip
+    """, constants={"c": (3,)})  # fmt: skip
 
 
 def compositions() -> Iterator[Case]:

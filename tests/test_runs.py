@@ -1075,10 +1075,10 @@ def test_dropout_is_refused_with_bounds_and_only_there(tmp_path):
 
 
 def test_validation_of_what_has_no_bounds_is_refused_before_training(tmp_path):
-    model = nn.Sequential(nn.Linear(2, 8), nn.RMSNorm(8), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanhshrink(), nn.Linear(8, 3))
     words = {"method": Standard(), "max_radius": 0.1, "epochs": 1, "progress": False}
     words["out"] = tmp_path / "run"
-    with pytest.raises(UnsupportedOperation, match=r"validated.*rms_norm.*leave `validation` ou"):
+    with pytest.raises(UnsupportedOperation, match=r"validated.*tanhshrink.*leave `validation` ou"):
         train(model, blobs(), validation=blobs(), **words)
     assert not words["out"].exists()
     train(model, blobs(), **words)

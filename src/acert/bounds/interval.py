@@ -446,8 +446,8 @@ class Interval:
             result = copied(result)  # bounds as they were, but still to be widened
         outputs = result if isinstance(result, tuple) else (result,)
         for part, output in enumerate(outputs):
-            if output is None and part:
-                continue  # weights of attention that nobody asked for
+            if part and (output is None or isinstance(output, Uncertain)):
+                continue  # weights of attention that nobody asked for; indices
             if not isinstance(output, Interval):
                 refuse(func, f"its rule returned {type(output).__name__}, not an Interval")
             output._finish(func, entry, inputs, args, kwargs, part=part)
@@ -535,6 +535,19 @@ class Interval:
 
     def __hash__(self) -> int:
         return id(self)
+
+
+class Uncertain:
+    """What a function returns beside an interval and no bound can be given of: indices."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+
+    def refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """Names the function whose indices an operation asks for."""
+        refuse(self._function, "its indices are not certain")
+
+    __torch_function__ = __index__ = __getattr__ = refuse
 
 
 def _operator(name: str, function: Any, *, swapped: bool = False) -> None:
@@ -641,6 +654,8 @@ def constant(value: Tensor | float, like: Tensor | Interval) -> Tensor:
     """A constant in the type and on the device of `like`; a number gets there without a sync."""
     if isinstance(value, (int, float)):
         return torch.full((), value, dtype=like.dtype, device=like.device)
+    if isinstance(value, Uncertain):
+        value.refuse()
     value = torch.as_tensor(value)  # arrays and numbers of numpy too
     if value.is_complex():
         refuse("a complex constant", "bounds are of real numbers")

@@ -45,9 +45,9 @@ def _mul(step: Step, input: Operand, other: Operand) -> None:
 
 
 @backward(torch.div, local=True)
-def _div(
-    step: Step, input: Interval, other: Tensor | float, *, rounding_mode: str | None = None
-) -> None:
+def _div(step: Step, input: Operand, other: Operand, *, rounding_mode: str | None = None) -> None:
+    if not isinstance(input, Interval) or isinstance(other, Interval):
+        refuse(step.source.function, "CROWN has no backward rule for division by an interval")
     _times(step, input, 1 / _constant(step, other))
 
 

@@ -28,7 +28,8 @@ def _refuse_mixed(step: Step) -> NoReturn:
     torch.flatten, torch.Tensor.flatten, torch.unflatten, torch.Tensor.unflatten,
     torch.Tensor.view, torch.reshape, torch.Tensor.reshape, torch.Tensor.contiguous,
     torch.squeeze, torch.Tensor.squeeze, torch.unsqueeze, torch.Tensor.unsqueeze,
-    torch.clone, torch.Tensor.to, torch.Tensor.float, torch.Tensor.double,
+    torch.clone, torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.Tensor.type_as,
+    torch.Tensor.view_as, torch.Tensor.reshape_as,
 )  # fmt: skip
 def _reshape(step: Step, input: Interval, *_: Any, **__: Any) -> None:
     if input.shape[:1] != step.A.shape[:1]:
@@ -52,7 +53,7 @@ def _permute(step: Step, input: Interval, *args: Any, **kwargs: Any) -> None:
     step.bound.send(input, step.A.permute(0, 1, *back))
 
 
-@backward(torch.Tensor.expand)
+@backward(torch.Tensor.expand, torch.Tensor.expand_as)
 def _expand(step: Step, input: Interval, *_: Any, **__: Any) -> None:
     repeats = step.spread(input, step.A)
     step.bound.allow(step.A, lambda: input.magnitude, own=repeats)
@@ -88,6 +89,37 @@ def _along(step: Step, input: Interval, dim: int, *args: Any, **kwargs: Any) -> 
     if dim % input.ndim == 0:
         _refuse_mixed(step)
     _taken(step, input, step.source.function(_places(input), dim, *args, **kwargs))
+
+
+@backward(torch.index_select, torch.Tensor.index_select)
+def _index_select(step: Step, input: Interval, dim: int, index: Tensor) -> None:
+    if dim % input.ndim == 0:
+        _refuse_mixed(step)
+    _taken(step, input, _places(input).index_select(dim, index), repeats=index.numel())
+
+
+@backward(torch.flip, torch.Tensor.flip)
+def _flip(step: Step, input: Interval, *axes: Any, dims: Any = ()) -> None:
+    axes = dims or axes
+    axes = tuple(axes[0]) if isinstance(axes[0], list) else tuple(axes)  # as the record has tuples
+    if any(axis % input.ndim == 0 for axis in axes):
+        _refuse_mixed(step)
+    _taken(step, input, _places(input).flip(axes))
+
+
+@backward(torch.roll, torch.Tensor.roll)
+def _roll(step: Step, input: Interval, shifts: Any, dims: Any = ()) -> None:
+    axes = (dims,) if isinstance(dims, int) else tuple(dims)
+    if not axes or any(axis % input.ndim == 0 for axis in axes):
+        _refuse_mixed(step)
+    _taken(step, input, _places(input).roll(shifts, axes))
+
+
+@backward(F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle)
+def _shuffled(step: Step, input: Interval, *args: Any, **kwargs: Any) -> None:
+    if input.ndim < 4:  # its first axis is one of channels
+        _refuse_mixed(step)
+    _taken(step, input, step.source.function(_places(input), *args, **kwargs))
 
 
 @backward(

@@ -5,9 +5,15 @@ from acert.bounds.rules import (
     arithmetic,
     attention,
     elementwise,
+    lengths,
+    maxima,
     normalization,
     products,
+    resampling,
     shape,
 )
 
-__all__ = ["affine", "arithmetic", "attention", "elementwise", "normalization", "products", "shape"]
+__all__ = [
+    "affine", "arithmetic", "attention", "elementwise", "lengths", "maxima", "normalization",
+    "products", "resampling", "shape",
+]  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from acert.bounds.interval import Interval, constant, refuse
+from acert.bounds.rounding import Rounding
 from acert.bounds.rules.elementwise import valley
 from acert.bounds.table import rule
 
@@ -94,16 +95,28 @@ def mul(input: Operand, other: Operand) -> Interval:
     return _scaled(input, center * factor, radius * factor.abs(), factor.abs())
 
 
+@rule(torch.addcmul, torch.Tensor.addcmul, inplace=(torch.Tensor.addcmul_,), ulps=None, mixed=True)
+def addcmul(input: Operand, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Interval:
+    if value != 1:  # kernels differ in which two of the three factors they multiply first
+        refuse(torch.addcmul, f"`value` must be 1; got {value}")
+    if not isinstance(tensor1, Interval) and not isinstance(tensor2, Interval):
+        assert isinstance(input, Interval)
+        return add(input, constant(tensor1, input) * constant(tensor2, input))
+    product = mul(tensor1, tensor2).within(_interval(tensor1, tensor2).bound_pass)
+    return add(input, product)
+
+
 @rule(
     torch.div, torch.divide, torch.true_divide, torch.Tensor.div, torch.Tensor.divide,
     torch.Tensor.true_divide, torch.Tensor.__truediv__,
     inplace=(torch.Tensor.div_, torch.Tensor.__itruediv__), ulps=None, mixed=True,
 )  # fmt: skip
 def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> Interval:
-    if isinstance(other, Interval) or not isinstance(input, Interval):
-        refuse(torch.div, "only division by a constant has a rule")
     if rounding_mode is not None:
         refuse(torch.div, f"`rounding_mode` must be None; got {rounding_mode!r}")
+    if isinstance(other, Interval):
+        return _quotient(input, other)
+    assert isinstance(input, Interval)
     divisor = constant(other, input)
     if input.chain is not None and input.chain.takes(divisor):
         return Interval.of(input.chain.then(torch.div, divisor))
@@ -114,14 +127,49 @@ def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> 
 
 def _scaled(input: Interval, center: Tensor, radius: Tensor, factor: Tensor) -> Interval:
     """The ball with the rounding of one product added."""
-    rounding = input.rounding
-    if rounding is not None:
-        radius = rounding.widen(radius, center.abs() + radius, ulps=2)
-        radius = radius + rounding.underflow(4, factor, input.as_ball()[0].abs())
-        # A divisor or factor below the smallest normal number may count as zero.
-        usable = (factor <= 1 / rounding.tiny) & ((factor >= rounding.tiny) | (factor == 0))
-        radius = torch.where(usable, radius, math.nan)
+    if input.rounding is not None:
+        radius = _rounded(input.rounding, center, radius, factor, input.as_ball()[0].abs())
     return Interval.ball(center, radius)
+
+
+def _rounded(
+    rounding: Rounding, center: Tensor, radius: Tensor, factor: Tensor, size: Tensor
+) -> Tensor:
+    """The radius of a product, with its rounding; `factor` and `size` are what is multiplied."""
+    radius = rounding.widen(radius, center.abs() + radius, ulps=2)
+    radius = radius + rounding.underflow(4, factor, size)
+    # A divisor or factor below the smallest normal number may count as zero.
+    usable = (factor <= 1 / rounding.tiny) & ((factor >= rounding.tiny) | (factor == 0))
+    return torch.where(usable, radius, math.nan)
+
+
+@rule(torch.reciprocal, torch.Tensor.reciprocal, ulps=None,
+      inplace=(torch.reciprocal_, torch.Tensor.reciprocal_))  # fmt: skip
+def reciprocal(input: Interval) -> Interval:
+    return _quotient(1.0, input)
+
+
+def _quotient(input: Operand, other: Interval) -> Interval:
+    """A quotient by an interval; unbounded where that may be 0."""
+    if isinstance(input, Interval):
+        lower, upper = input.ends()
+    else:
+        lower = upper = constant(input, other)
+    low, high = other.ends()
+    nearest = torch.maximum(low, -high)
+    known = nearest > 0 if other.rounding is None else nearest >= other.rounding.tiny
+    # Elsewhere a divisor of 1, or gradients would be NaN.
+    low, high = (torch.where(known, end, 1.0) for end in (low, high))
+    corners = torch.stack((lower / low, lower / high, upper / low, upper / high))
+    output = Interval(corners.amin(0), corners.amax(0)).within(other.bound_pass)
+    center, radius = output.as_ball()
+    if other.rounding is None:
+        return Interval.ball(center, torch.where(known, radius, math.inf))
+    factor = 1 / nearest.clamp(min=other.rounding.tiny)
+    size = torch.maximum(lower.abs(), upper.abs())
+    radius = _rounded(other.rounding, center, radius, factor, size)
+    # 0 / 0 is no number, and no later operation may make one of it.
+    return Interval.ball(center, torch.where(known, radius, math.nan))
 
 
 def _product(input: Interval, other: Interval) -> Interval:

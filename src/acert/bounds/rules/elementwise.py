@@ -1,4 +1,4 @@
-"""Element-wise functions (Eqs. 18-19), pooling by maximum, and dropout in evaluation.
+"""Element-wise functions (Eqs. 18-19), and dropout in evaluation.
 
 Almost every activation falls to one minimum and rises after it; the monotone ones have
 their minimum at minus infinity. So one rule serves all: the lower end is the value at the
@@ -24,6 +24,7 @@ from acert.bounds.table import rule
 GELU_ARGMIN = -0.7517915246935645
 GELU_TANH_ARGMIN = -0.7524614220710163
 SILU_ARGMIN = -1.2784645427610737
+MISH_ARGMIN = -1.1924312145154952
 
 
 def increasing(input: Interval, function: Callable[[Tensor], Tensor]) -> Interval:
@@ -118,6 +119,19 @@ def elu(input: Interval, alpha: float = 1.0) -> Interval:
     return _steep(output, input, slope=alpha, at_least=abs(alpha))
 
 
+@rule(F.selu, torch.selu, inplace=(torch.selu_,), ulps=None)
+def selu(input: Interval) -> Interval:
+    # 1.76 times ELU, and as there some kernels subtract a 1 from an exponential.
+    return _steep(increasing(input, F.selu), input, slope=1.76, at_least=1.76)
+
+
+@rule(F.celu, torch.celu, inplace=(torch.celu_,), ulps=None)
+def celu(input: Interval, alpha: float = 1.0) -> Interval:
+    if alpha <= 0:
+        refuse(F.celu, f"`alpha` must be above 0; got {alpha}")
+    return _steep(increasing(input, lambda x: F.celu(x, alpha)), input, slope=1, at_least=alpha)
+
+
 @rule(torch.prelu, torch.Tensor.prelu, ulps=None)
 def prelu(input: Interval, weight: Tensor) -> Interval:
     weight = weight.to(input.dtype)
@@ -198,14 +212,54 @@ def exp(input: Interval) -> Interval:
     return relative(input, lower.exp(), upper.exp(), ulps=EXP_ULPS, at_least=0.0)
 
 
+@rule(torch.log, torch.Tensor.log, inplace=(torch.log_, torch.Tensor.log_), ulps=None)
+def log(input: Interval) -> Interval:
+    return relative(input, *_positive(input, torch.log), ulps=8)
+
+
+@rule(torch.rsqrt, torch.Tensor.rsqrt, inplace=(torch.rsqrt_, torch.Tensor.rsqrt_), ulps=None)
+def rsqrt(input: Interval) -> Interval:
+    upper, lower = _positive(input, torch.rsqrt)
+    return relative(input, lower, upper, ulps=8, at_least=0.0)
+
+
+def _positive(input: Interval, function: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """A function of positive numbers at both ends; NaN where they may be 0, or count as 0."""
+    smallest = 0.0 if input.rounding is None else input.rounding.tiny
+    known = input.lower > smallest
+    # Elsewhere of 1, or gradients would be NaN.
+    values = (function(torch.where(known, end, 1.0)) for end in input.ends())
+    return [torch.where(known, value, math.nan) for value in values]
+
+
+@rule(torch.sqrt, torch.Tensor.sqrt, inplace=(torch.sqrt_, torch.Tensor.sqrt_), ulps=None)
+def sqrt(input: Interval) -> Interval:
+    lower, upper = input.ends()
+    known = lower >= 0
+    if input.rounding is not None:  # what is as small as this may count as 0
+        lower, upper = lower - input.rounding.tiny, upper + input.rounding.tiny
+    lower, upper = (torch.where(known, square_root(end), math.nan) for end in (lower, upper))
+    return relative(input, lower, upper, ulps=4, at_least=0.0)
+
+
+def square_root(value: Tensor) -> Tensor:
+    """sqrt, and 0 with gradient 0 where rounding left nothing or less; NaN stays."""
+    nothing = value <= 0
+    return torch.where(nothing, 1.0, value).sqrt().masked_fill(nothing, 0.0)
+
+
 @rule(
     torch.pow, torch.Tensor.pow, torch.Tensor.__pow__,
     inplace=(torch.Tensor.pow_, torch.Tensor.__ipow__), ulps=None,
 )  # fmt: skip
 def power(input: Interval, exponent: Any) -> Interval:
     number = isinstance(exponent, (int, float)) and not isinstance(exponent, bool)
+    if number and abs(exponent) == 0.5:
+        return sqrt(input) if exponent > 0 else rsqrt(input)
     if not number or exponent < 0 or exponent % 1 != 0:
-        refuse(torch.pow, f"`exponent` must be a whole number from 0 on; got {exponent!r}")
+        refuse(
+            torch.pow, f"`exponent` must be a whole number from 0 on, 0.5 or -0.5; got {exponent!r}"
+        )
     even = exponent % 2 == 0
 
     def function(x: Tensor) -> Tensor:
@@ -257,6 +311,31 @@ def sigmoid(input: Interval) -> Interval:
     return _settled(input, torch.sigmoid, ulps=4, at_least=1.0)
 
 
+@rule(F.hardsigmoid, torch._C._nn.hardsigmoid, ulps=None)
+def hardsigmoid(input: Interval) -> Interval:
+    return _settled(input, F.hardsigmoid, ulps=4, at_least=1.0)
+
+
+@rule(
+    torch.erf, torch.Tensor.erf, torch.special.erf, inplace=(torch.erf_, torch.Tensor.erf_),
+    ulps=None,
+)  # fmt: skip
+def erf(input: Interval) -> Interval:
+    # Some vector kernels are polynomials that are good to an ulp or two of 1 near 0 too.
+    return _settled(input, torch.erf, ulps=8, at_least=1.0)
+
+
+@rule(F.softsign, ulps=None)
+def softsign(input: Interval) -> Interval:
+    return _settled(input, F.softsign, ulps=4)
+
+
+@rule(F.logsigmoid, torch._C._nn.log_sigmoid, ulps=None)
+def logsigmoid(input: Interval) -> Interval:
+    # -(max(0, -x) + log(1 + e^-|x|)): both parts have one sign.
+    return _settled(input, F.logsigmoid, ulps=EXP_ULPS + 8)
+
+
 @rule(torch.tanh, torch.Tensor.tanh, inplace=(torch.tanh_, torch.Tensor.tanh_), ulps=None)
 def tanh(input: Interval) -> Interval:
     return _settled(input, torch.tanh, ulps=4)
@@ -294,29 +373,20 @@ def silu(input: Interval) -> Interval:
     return valley(input, F.silu, SILU_ARGMIN)
 
 
-def _max_pool(function: Callable[..., Tensor]) -> Any:
-    def max_pool(input: Interval, *args: Any, **kwargs: Any) -> Interval:
-        return increasing(input, lambda x: function(x, *args, **kwargs))
-
-    return max_pool
+@rule(F.mish, torch._C._nn.mish, ulps=EXP_ULPS + 8)
+def mish(input: Interval) -> Interval:
+    return valley(input, F.mish, MISH_ARGMIN)
 
 
-def _max_pool_with_indices(function: Callable[..., Tensor]) -> Any:
-    def max_pool_with_indices(*args: Any, **kwargs: Any) -> Interval:
-        refuse(function, "`return_indices` must be False: the indices are not certain")
-
-    return max_pool_with_indices
-
-
-for _indices, _values in (
-    (F.max_pool1d_with_indices, F.max_pool1d),
-    (F.max_pool2d_with_indices, F.max_pool2d),
-    (F.max_pool3d_with_indices, F.max_pool3d),
-):
-    rule(_indices, ulps=0)(_max_pool_with_indices(_values))
-rule(F.max_pool1d, torch.max_pool1d, ulps=0)(_max_pool(F.max_pool1d))
-rule(F.max_pool2d, torch.max_pool2d, ulps=0)(_max_pool(F.max_pool2d))
-rule(F.max_pool3d, torch.max_pool3d, ulps=0)(_max_pool(F.max_pool3d))
+@rule(F.hardswish, torch._C._nn.hardswish, ulps=None)
+def hardswish(input: Interval) -> Interval:
+    output = valley(input, F.hardswish, -1.5).within(input.bound_pass)
+    if input.rounding is None:
+        return output
+    # A network multiplies by up to 6 before it divides by 6, and may overflow in between.
+    magnitude = 6 * torch.maximum(input.magnitude, output.magnitude)
+    center, radius = output.as_ball()
+    return Interval.ball(center, input.rounding.widen(radius, magnitude, ulps=1))
 
 
 def _dropout(function: Callable[..., Tensor]) -> Any:

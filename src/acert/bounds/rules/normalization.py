@@ -24,13 +24,8 @@ from torch import Tensor
 from acert.bounds.interval import Interval, refuse
 from acert.bounds.rounding import OWN_UNIT, REAL, Rounding, own_gamma
 from acert.bounds.rules.affine import batch_norm
+from acert.bounds.rules.elementwise import square_root
 from acert.bounds.table import rule
-
-
-def _root(value: Tensor) -> Tensor:
-    """sqrt, and 0 with gradient 0 where rounding left nothing or less; NaN stays."""
-    nothing = value <= 0
-    return torch.where(nothing, 1.0, value).sqrt().masked_fill(nothing, 0.0)
 
 
 def least_squares(center: Tensor, radius: Tensor, *, safe: bool) -> Tensor:
@@ -55,7 +50,9 @@ def least_squares(center: Tensor, radius: Tensor, *, safe: bool) -> Tensor:
     squares = squares - (2 * distance.sum(-1, keepdim=True).abs() * span).detach()
     if not safe:
         return squares.relu()
-    sizes = [_root(part.square().sum(-1, keepdim=True)) for part in (center, radius, distance)]
+    sizes = [
+        square_root(part.square().sum(-1, keepdim=True)) for part in (center, radius, distance)
+    ]
     # The vector of distances is off by `error`, and their sum by the root of n times that.
     root = math.sqrt(count)
     error = 8 * own_gamma(count) * (sizes[0] + sizes[1] + root * point.abs()) + 2.0**-500 * root
@@ -96,15 +93,15 @@ def normalized(
         size = center.abs() + radius
         spread = spread + 2 * own * (size + size.mean(-1, keepdim=True)) + 16 * REAL.tiny
         off = 16 * own * whole
-        least, most = _root(rest - off), _root(rest + off)
-        reach = _root(reach + 4 * own * moves)
+        least, most = square_root(rest - off), square_root(rest + off)
+        reach = square_root(reach + 4 * own * moves)
         # The rounded deviations are a vector next to the true one. Squares may be flushed to 0.
-        reach = reach + 4 * own * _root(center.square().sum(-1, keepdim=True))
+        reach = reach + 4 * own * square_root(center.square().sum(-1, keepdim=True))
         reach = reach + 8 * OWN_UNIT * most + 2.0**-500 * math.sqrt(count)
         inner, outer = (least - reach).relu() * (1 - 16 * OWN_UNIT), (most + reach)
         outer = outer * (1 + 16 * OWN_UNIT)
     else:
-        least, reach = _root(rest), _root(reach)
+        least, reach = square_root(rest), square_root(reach)
         inner, outer = (least - reach).relu(), least + reach
 
     def quotient(deviation: Tensor, smaller: Tensor, larger: Tensor) -> Tensor:

@@ -42,8 +42,32 @@ for _function in (
     torch.narrow, torch.Tensor.narrow, torch.Tensor.detach,
 ):  # fmt: skip
     rule(_function, ulps=0, view=True)(_rearrange(_function))
+# These write a new tensor, and some put zeros into it, of which the radius is 0 too.
+for _function in (  # type: ignore[assignment]  # one type for the functions of two loops
+    torch.roll, torch.Tensor.roll, torch.flip, torch.Tensor.flip, torch.Tensor.repeat,
+    torch.tile, torch.Tensor.tile, torch.repeat_interleave, torch.Tensor.repeat_interleave,
+    torch.index_select, torch.Tensor.index_select, F.pixel_shuffle, F.pixel_unshuffle,
+    F.channel_shuffle, F.unfold, torch.tril, torch.Tensor.tril, torch.triu, torch.Tensor.triu,
+):  # fmt: skip
+    rule(_function, ulps=0)(_rearrange(_function))
 # Of the two spellings only the function compiles.
 rule(torch.Tensor.unflatten, ulps=0, view=True)(_rearrange(torch.unflatten))
+
+
+def _as_another(function: Function) -> Any:
+    """Takes the shape of a second tensor, which may depend on the model's input too."""
+
+    def as_another(input: Interval | Tensor, other: Interval | Tensor) -> Interval:
+        if not isinstance(input, Interval):
+            refuse(function, "it takes its shape from the model's input: write it with `x.shape`")
+        like = torch.empty(other.shape, dtype=input.dtype, device="meta")
+        return input.map(lambda x: function(_in_order(x), like))
+
+    return as_another
+
+
+for _as in (torch.Tensor.expand_as, torch.Tensor.view_as, torch.Tensor.reshape_as):
+    rule(_as, ulps=0, view=True, mixed=True)(_as_another(_as))
 
 
 @rule(torch.clone, torch.Tensor.clone, ulps=0)
@@ -72,6 +96,12 @@ def _converted(function: Function) -> Any:
 
 for _cast in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.double):
     rule(_cast, ulps=0, view=True, mixed=True)(_converted(_cast))
+
+
+@rule(torch.Tensor.type_as, ulps=0, view=True, mixed=True)
+def type_as(input: Interval | Tensor, other: Interval | Tensor) -> Interval:
+    converted: Interval = _converted(torch.Tensor.to)(input, other.dtype)
+    return converted
 
 
 def _parts(function: Function) -> Any:
@@ -103,17 +133,24 @@ def _held(value: Tensor, like: Interval) -> tuple[Tensor, Tensor]:
     return value - slack, value + slack
 
 
+def ends_of(*parts: Interval | Tensor | float) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The lower ends of all parts and the upper ones; of a constant as a network holds it."""
+    first = next(intervals_in(parts))
+    ends = [
+        part.ends() if isinstance(part, Interval) else _held(constant(part, first), first)
+        for part in parts
+    ]
+    lower, upper = zip(*ends, strict=True)
+    return lower, upper
+
+
 def _join(function: Callable[..., Tensor]) -> Any:
     def join(tensors: Sequence[Interval | Tensor], dim: int = 0, **kwargs: Any) -> Interval:
         if isinstance(tensors, Interval):  # PyTorch does not take it apart either
             refuse(function, "it must be given a list or tuple of tensors; got one")
-        first = next(intervals_in(tuple(tensors)))
-        ends = [
-            part.ends() if isinstance(part, Interval) else _held(constant(part, first), first)
-            for part in tensors
-        ]
+        lower, upper = ends_of(*tensors)
         dim = kwargs.get("axis", dim)
-        return Interval(*(function(list(end), dim=dim) for end in zip(*ends, strict=True)))
+        return Interval(function(lower, dim=dim), function(upper, dim=dim))
 
     return join
 
@@ -121,6 +158,27 @@ def _join(function: Callable[..., Tensor]) -> Any:
 for _cat in (torch.cat, torch.concat, torch.concatenate):
     rule(_cat, ulps=0, mixed=True)(_join(torch.cat))
 rule(torch.stack, ulps=0, mixed=True)(_join(torch.stack))
+
+
+@rule(torch.where, ulps=0, mixed=True)
+def where(condition: Tensor, input: Any = None, other: Any = None) -> Interval:
+    if isinstance(condition, Interval):
+        refuse(torch.where, "its condition must not depend on the model's input")
+    lower, upper = ends_of(input, other)
+    return Interval(*(torch.where(condition, end[0], end[1]) for end in (lower, upper)))
+
+
+@rule(torch.Tensor.where, ulps=0, mixed=True)
+def where_method(input: Any, condition: Tensor, other: Any) -> Interval:
+    return where(condition, input, other)
+
+
+@rule(
+    torch.masked_fill, torch.Tensor.masked_fill, inplace=(torch.Tensor.masked_fill_,),
+    ulps=0,
+)  # fmt: skip
+def masked_fill(input: Interval, mask: Tensor, value: Tensor | float) -> Interval:
+    return where(mask, value, input)
 
 
 @rule(F.pad, ulps=0)

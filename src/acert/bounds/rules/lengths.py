@@ -1,0 +1,155 @@
+"""Euclidean lengths, and vectors divided by theirs: `norm`, `F.normalize`, `F.rms_norm`.
+
+x_i / |x| rises with x_i and shrinks as any other |x_j| grows. So each end is reached at a corner:
+x_i at one of its ends, and all others as near to 0 as they get, or as far from it. Taken as a
+quotient of two intervals it would be far too wide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from acert.bounds.interval import Interval, refuse
+from acert.bounds.rounding import OWN_UNIT, Rounding, own_gamma
+from acert.bounds.rules.arithmetic import mul
+from acert.bounds.rules.elementwise import absolute, square_root
+from acert.bounds.table import Function, rule
+
+
+def _squares(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the largest square of each element."""
+    nearest = torch.maximum(lower, -upper).relu()
+    return nearest.square(), torch.maximum(-lower, upper).square()
+
+
+def _length(input: Interval, axes: Sequence[int], *, keepdim: bool) -> Interval:
+    count = math.prod([input.shape[axis] for axis in axes])
+    sums = [part.sum(tuple(axes), keepdim=keepdim) for part in _squares(*input.ends())]
+    rounding = input.rounding
+    if rounding is None:
+        return Interval(*map(square_root, sums))
+    # A root halves what its argument is off by; a square may be flushed to 0.
+    share = rounding.gamma(count) + 8 * rounding.unit + 2 * own_gamma(count)
+    flushed = 4 * math.sqrt(count * rounding.tiny)
+    least, most = (
+        square_root(sums[0]) * (1 - share) - flushed,
+        square_root(sums[1]) * (1 + share) + flushed,
+    )
+    known = most.square() <= rounding.largest
+    return Interval(*(torch.where(known, end, math.nan) for end in (least.relu(), most)))
+
+
+def _norm(function: Function) -> Any:
+    def norm(
+        input: Interval,
+        ord: Any = 2,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        p: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> Interval:
+        kind = ord if p is None else p
+        if dtype not in (None, input.dtype):
+            refuse(function, f"`dtype` must be that of its input; got {dtype}")
+        axes = (dim,) if isinstance(dim, int) else tuple(dim or range(input.ndim))
+        if kind in (2, "fro"):
+            return _length(input, axes, keepdim=keepdim)
+        size = absolute(input).within(input.bound_pass)
+        if kind == 1:
+            total: Interval = size.sum(axes, keepdim)
+            return total
+        if kind == math.inf:
+            largest: Interval = size.amax(axes, keepdim)
+            return largest
+        refuse(function, f"the norm must be 1, 2 or infinity; got {kind!r}")
+
+    return norm
+
+
+rule(torch.norm, torch.Tensor.norm, ulps=None)(_norm(torch.norm))
+_vector_norm = rule(torch.linalg.vector_norm, ulps=None)(_norm(torch.linalg.vector_norm))
+
+
+@rule(torch.linalg.norm, ulps=None)
+def linalg_norm(input: Interval, ord: Any = None, dim: Any = None, **options: Any) -> Interval:
+    if ord is not None:  # of two axes it may be a norm of matrices
+        refuse(torch.linalg.norm, "`ord` must be None: write `torch.linalg.vector_norm`")
+    length: Interval = _vector_norm(input, dim=dim, **options)
+    return length
+
+
+def _directions(
+    lower: Tensor,
+    upper: Tensor,
+    divisor: Callable[[Tensor], Tensor],
+    rounding: Rounding | None,
+) -> tuple[Tensor, Tensor]:
+    """Both ends of x_i / divisor(sum of squares), over the last axis.
+
+    The divisor grows with the sum, by at most the same share of itself, and keeps x_i / divisor
+    rising with x_i.
+    """
+    count = lower.shape[-1]
+    least, most = _squares(lower, upper)
+    smallest, largest = least.sum(-1, keepdim=True), most.sum(-1, keepdim=True)
+    rest, other_rest = smallest - least, largest - most
+    if rounding is not None:
+        # The difference is off by the whole sum's error.
+        rest = rest - 2 * own_gamma(count) * smallest
+        other_rest = other_rest + 2 * own_gamma(count) * largest
+    rest, other_rest = rest.relu(), other_rest.relu()
+
+    def quotient(end: Tensor, near: Tensor) -> Tensor:
+        return end / divisor(end.square() + torch.where(near, rest, other_rest))
+
+    low, high = quotient(lower, lower < 0), quotient(upper, upper > 0)
+    if rounding is None:
+        return low, high
+    scale = divisor(smallest * (1 - 2 * own_gamma(count)))
+    # A sum of squares is off by gamma of itself, and by what is flushed to 0; so is its root, by
+    # half as much, or `eps` in its place.
+    own = rounding.gamma(count) + 8 * rounding.unit + 16 * OWN_UNIT
+    share = own + 8 * count * rounding.tiny / scale.square()
+    flushed = 8 * rounding.tiny * (1 + 1 / scale)
+    low, high = low - low.abs() * share - flushed, high + high.abs() * share + flushed
+    known = (share <= 0.5) & (2 * largest <= rounding.largest) & (scale >= rounding.tiny)
+    return torch.where(known, low, math.nan), torch.where(known, high, math.nan)
+
+
+@rule(F.normalize, ulps=None)
+def normalize(input: Interval, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Interval:
+    if p != 2:
+        refuse(F.normalize, f"`p` must be 2; got {p}")
+    lower, upper = (end.movedim(dim, -1) for end in input.ends())
+    low, high = _directions(
+        lower, upper, lambda squares: square_root(squares).clamp(min=eps), input.rounding
+    )
+    return Interval(low.movedim(-1, dim), high.movedim(-1, dim))
+
+
+@rule(F.rms_norm, torch.rms_norm, ulps=None)
+def rms_norm(
+    input: Interval,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Interval:
+    axes = len(normalized_shape)
+    if eps is None:
+        if weight is None:
+            refuse(F.rms_norm, "`eps` must be given where there is no weight")
+        eps = torch.finfo(weight.dtype).eps
+    count = math.prod(normalized_shape)
+    lower, upper = (end.flatten(-axes) for end in input.ends())
+    low, high = _directions(
+        lower, upper, lambda squares: (squares / count + eps).sqrt(), input.rounding
+    )
+    output = Interval(low.reshape(input.shape), high.reshape(input.shape))
+    return output if weight is None else mul(output.within(input.bound_pass), weight)

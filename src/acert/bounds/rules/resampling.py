@@ -1,0 +1,88 @@
+"""Images made larger or smaller, `F.interpolate` and `nn.Upsample`, or put together of patches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from acert.bounds.interval import Interval, refuse
+from acert.bounds.rules.affine import averaged, sizes_of
+from acert.bounds.table import RULES, rule
+
+_POOLS = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+
+
+@rule(F.interpolate, ulps=None)
+def interpolate(
+    input: Interval,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Interval:
+    def resampled(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size, scale_factor, mode, align_corners, recompute_scale_factor)
+
+    if antialias or mode == "bicubic":
+        what = "antialias=True" if antialias else "mode='bicubic'"
+        refuse(F.interpolate, f"{what} has no bound rule; `mode='bilinear'` has one")
+    old = input.shape[2:]
+    new = resampled(torch.empty(1, 1, *old, device="meta")).shape[2:]
+    if mode == "area":
+        output: Interval = RULES[_POOLS[len(old) - 1]].rule(input, new)
+        return output
+    if mode.startswith("nearest"):
+        factors = sizes_of(None if recompute_scale_factor else scale_factor, len(old))
+        for count, wanted, factor in zip(old, new, factors, strict=True):
+            if not _picks_agree(count, wanted, factor, exact=mode != "nearest"):
+                refuse(
+                    F.interpolate,
+                    f"mode={mode!r} picks other elements in float32 than in float64 where "
+                    f"{count} become {wanted}; `mode='bilinear'` has bounds",
+                )
+        return input.map(resampled)
+    center, radius = (resampled(part) for part in input.as_ball())
+    rounding = input.rounding
+    if rounding is not None:
+        # Where a network looks for a new element is off by a few roundings of the last place of an
+        # axis, and the result by as much times the difference of two neighbours.
+        largest = input.magnitude.amax(tuple(range(2, input.ndim)), keepdim=True)
+        ulps = 16 * (sum(old) + sum(new)) + 64
+        radius = rounding.widen(radius, largest.expand_as(radius), ulps=ulps)
+    return Interval.ball(center, radius)
+
+
+@rule(F.fold, ulps=None)
+def fold(
+    input: Interval, output_size: Any, kernel_size: Any, *args: Any, **kwargs: Any
+) -> Interval:
+    return averaged(
+        input,
+        lambda x: F.fold(x, output_size, kernel_size, *args, **kwargs),
+        summands=math.prod(sizes_of(kernel_size, 2)),
+    )
+
+
+def _picks_agree(count: int, wanted: int, factor: float | None, *, exact: bool) -> bool:
+    """Whether float32 and float64 take the same of `count` elements for each of `wanted`.
+
+    PyTorch computes the place of the one to take in the precision of the images.
+    """
+    shift = 0.5 if exact else 0.0
+    double = count / wanted if factor is None else 1 / factor
+    single = _single(double)
+    return all(
+        math.floor(_single((place + shift) * single)) == math.floor((place + shift) * double)
+        for place in range(wanted)
+    )
+
+
+def _single(number: float) -> float:
+    """The float32 next to a number of ordinary size; torch.compile knows no other way to it."""
+    mantissa, exponent = math.frexp(number)
+    return math.ldexp(round(math.ldexp(mantissa, 24)), exponent - 24)
