@@ -128,6 +128,38 @@ def test_logits_far_below_cost_nothing(far, rounding):
         assert ball.inside(exactly(points), bounds.lower, bounds.upper, torch.zeros_like(lower))
 
 
+HIDDEN = torch.tensor([False, False, True, False])
+HIDING = {
+    "masked_fill": lambda x: x.masked_fill(HIDDEN, -math.inf),
+    "where": lambda x: torch.where(HIDDEN, -math.inf, x),
+    "a sum": lambda x: x + torch.zeros(4).masked_fill(HIDDEN, -math.inf),
+    "a difference": lambda x: x - torch.zeros(4).masked_fill(HIDDEN, math.inf),
+}
+
+
+@pytest.mark.parametrize("rounding", [None, REAL, FLOAT32], ids=["plain", "real", "float32"])
+@pytest.mark.parametrize("hiding", HIDING)
+def test_minus_infinity_hides_a_place_and_costs_nothing(hiding, rounding):
+    lower, upper = (end.requires_grad_() for end in boxes(4, scale=1.0, r=0.5))
+    bounds = HIDING[hiding](Interval(lower, upper).within(BoundPass(rounding))).softmax(-1)
+    without = bounds_of(lower[:, ~HIDDEN], upper[:, ~HIDDEN], rounding)
+    torch.testing.assert_close(bounds.upper[:, ~HIDDEN], without.upper, rtol=1e-4, atol=0)
+    torch.testing.assert_close(bounds.lower[:, ~HIDDEN], without.lower, rtol=1e-4, atol=0)
+    assert float(bounds.upper[:, HIDDEN].detach().abs().max()) < 1e-36
+    for gradient in torch.autograd.grad((bounds.upper - bounds.lower).sum(), (lower, upper)):
+        assert bool(gradient.isfinite().all())
+    for points in sampled(lower.detach(), upper.detach(), 6):
+        values = HIDING[hiding](points).softmax(-1)
+        assert bool((bounds.lower - 1e-12 <= values).all())
+        assert bool((values <= bounds.upper + 1e-12).all())
+
+
+def test_minus_infinity_hides_no_overflow():
+    # 3e38 may be infinite in a network, and infinity less infinity is no number.
+    box = Interval(*[torch.full((1, 4), 3e38, dtype=torch.float64)] * 2).within(BoundPass(FLOAT32))
+    assert bool(HIDING["a sum"](box).upper.isnan().all())
+
+
 def test_bounds_and_gradients_of_wide_boxes_are_numbers():
     lower = torch.tensor([[-1e4, 0.0, 5.0], [0.0, 1e4, -1e4]], requires_grad=True)
     upper = torch.tensor([[1e4, 0.0, 6.0], [1e4, 2e4, 3e4]], requires_grad=True)

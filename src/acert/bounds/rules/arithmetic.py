@@ -48,6 +48,8 @@ def add(input: Operand, other: Operand, *, alpha: float = 1) -> Interval:
         shift = constant(constants[0], like)
         if chain.takes(shift):
             return Interval.of(chain.then(torch.add, shift))
+    if like.rounding is not None and any(_some_infinite(part) for part in constants):
+        return _masked(like, constant(constants[0], like))
     (center, radius), (shift, other_radius) = _ball(input, like), _ball(other, like)
     output = center + shift
     radii = [r for r in (radius, other_radius) if r is not None]
@@ -55,6 +57,23 @@ def add(input: Operand, other: Operand, *, alpha: float = 1) -> Interval:
     if like.rounding is not None:
         total = like.rounding.widen(total, center.abs() + shift.abs() + total, ulps=1)
     return Interval.ball(output, total)
+
+
+def _some_infinite(constant: Tensor | float) -> bool:
+    """Whether a tensor masks by infinities; where a graph is made, nobody can tell."""
+    if not isinstance(constant, Tensor) or torch.compiler.is_compiling():
+        return False
+    if constant.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return bool(constant.isinf().any())
+
+
+def _masked(input: Interval, mask: Tensor) -> Interval:
+    """The sum with a mask: where that is infinite, so is the sum with anything finite."""
+    infinite = mask.isinf()
+    lower, upper = add(input, mask.masked_fill(infinite, 0.0)).within(input.bound_pass).ends()
+    hidden = infinite & lower.isfinite() & upper.isfinite()
+    return Interval(torch.where(hidden, mask, lower), torch.where(hidden, mask, upper))
 
 
 @rule(

@@ -53,8 +53,9 @@ def _softmax(input: Interval, dim: int) -> Interval:
         return Interval(least.movedim(-1, dim), most.movedim(-1, dim))
     least, most = probabilities(lower, upper, tiny=16 * torch.finfo(lower.dtype).tiny)
     count = lower.shape[-1]
-    # By far more than a network rounds such logits: they are 0 for it too.
+    # By far more than a network rounds such logits: they are 0 for it too, as is minus infinity.
     gone = upper + _GONE + upper.abs() / 1024 <= lower.amax(-1, keepdim=True)
+    gone = gone | (upper == -math.inf)
     reach = torch.maximum(lower.abs(), upper.abs()).masked_fill(gone, 0.0)
     # An exponent is off by a few roundings of |x|: x - max, its product with log2(e), or the
     # logarithm of the sum. An exponential is off by 20 ulps, 40 units, in the fastest kernels, and
