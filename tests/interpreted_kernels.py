@@ -40,9 +40,9 @@ def compare(rows, channels, dtype, observe):
 def compare_nan(dtype):
     """A ball that overflowed is no point: NaN stays NaN, as in plain PyTorch."""
     inf, nan = math.inf, math.nan
-    center = torch.tensor([[nan, nan, -inf, inf, 1.0, nan, -1.0]], dtype=dtype)
-    radius = torch.tensor([[1.0, inf, inf, inf, nan, nan, inf]], dtype=dtype)
-    channel = [torch.zeros(7), torch.ones(7), torch.ones(7), torch.zeros(7)]
+    center = torch.tensor([[nan, nan, -inf, inf, 1.0, nan, -1.0, inf]], dtype=dtype)
+    radius = torch.tensor([[1.0, inf, inf, inf, nan, nan, inf, 1.0]], dtype=dtype)
+    channel = [torch.zeros(8), torch.ones(8), torch.ones(8), torch.zeros(8)]
     expected = fused._forward(center, radius, *channel, False)
     found = kernels.relu_of_scaled(center, radius, channel, False, 1)
     torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=0, equal_nan=True)

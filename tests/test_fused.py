@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.rule_cases import Apply
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from acert.bounds import fused, pending, propagate
 from acert.bounds.bound_pass import BoundPass
@@ -18,6 +21,7 @@ from acert.bounds.margin import box
 from acert.bounds.propagation import clean_pass
 from acert.bounds.rules import affine
 from acert.bounds.rules.affine import convolution_by_matmul
+from acert.errors import UnsupportedOperation
 from acert.losses import Objective
 from acert.methods import METHODS, Acert, FastIBP
 from acert.models import Normalize, cnn7, ibp_init_, small_resnet
@@ -315,6 +319,31 @@ NETWORKS = {
         ),
         1,
     ),
+    "samples viewed one by one": (
+        lambda: Forward(
+            lambda model, x: torch.stack(
+                [y.view(3, -1) for y in model.norm(model.convolution(x)).relu().unbind()]
+            )
+        ),
+        1,
+    ),
+    "viewed with one axis more": (
+        lambda: Forward(
+            lambda model, x: model.norm(model.convolution(x)).unsqueeze(2).view(len(x), 3, -1)
+        ),
+        0,
+    ),
+    # Once more where gradients are asked for.
+    "checkpoint": (
+        lambda: evaluated(
+            Forward(
+                lambda model, x: checkpoint(
+                    lambda y: model.norm(model.convolution(y)).relu(), x, use_reentrant=False
+                )
+            )
+        ),
+        2,
+    ),
     "ReLU without gradient": (lambda: Forward(without_gradient), 0),
     "batch norm without gradient": (lambda: Forward(norm_without_gradient), 0),
     "convolution without gradient": (lambda: Forward(convolution_without_gradient), 0),
@@ -438,6 +467,40 @@ def test_convolutions_of_few_numbers_are_matrix_products(monkeypatch):
     monkeypatch.setattr(affine, "_PIXELS", 1)  # patches of larger images would fill the memory
     assert_same(build, monkeypatch, calls=calls)
     assert seen == []
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # no tensors at all
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("frozen", ["convolution", "convolution.weight"])
+def test_a_checkpoint_that_loses_gradients_is_refused(frozen, fuse):
+    def reentrant(model, x):
+        y = model.convolution(x)
+        y = model.norm(y) if frozen == "convolution" else y
+        return checkpoint(lambda y: y.relu(), y, use_reentrant=True)
+
+    model = evaluated(Forward(reentrant))
+    model.get_submodule("convolution").requires_grad_(frozen != "convolution")
+    model.convolution.weight.requires_grad_(False)
+    start = box(torch.rand(2, 2, 6, 6), torch.full((2,), 0.1), None)
+    with pytest.raises(UnsupportedOperation, match="checkpoint"):
+        propagate(model, start.within(BoundPass(fuse=fuse)))
+
+
+def test_a_bias_of_another_shape_is_no_number_a_feature():
+    weight, bias = torch.randn(4, 3), torch.randn(4, 1)
+    images = torch.rand(4, 3)
+    start = box(images, torch.zeros(4), None).within(BoundPass(fuse=True))
+    with torch.no_grad():
+        found = propagate(Apply(lambda x: F.linear(x, weight, bias)), start).center
+    torch.testing.assert_close(found, F.linear(images, weight, bias))
+
+
+def test_a_ball_that_overflowed_is_no_point():
+    """In float16 at 65504; the margin would be minus infinity, and the sample certified."""
+    channel = [torch.zeros(1), torch.ones(1), torch.ones(1), torch.zeros(1)]
+    for center, radius in ((math.inf, 1.0), (1.0, math.inf), (math.nan, 1.0), (1.0, math.nan)):
+        ball = torch.tensor([[center]]), torch.tensor([[radius]])
+        assert bool(fused.relu_of_scaled(*ball, *channel)[1].isnan())
 
 
 def test_no_samples_have_no_sums():
@@ -590,6 +653,8 @@ def test_a_convolution_is_one_product_whose_sums_are_a_multiple(options, channel
     for bias in (None, torch.randn(5).double()):
         found = convolution_by_matmul(input, weight, bias, **options, multiple=multiple)
         torch.testing.assert_close(found, F.conv2d(input, weight, bias, **options))
+    nothing = convolution_by_matmul(input[:0], weight, **options, multiple=multiple)
+    assert nothing.shape == F.conv2d(input[:0], weight, **options).shape
 
 
 def test_the_length_of_sums_is_a_multiple(monkeypatch):

@@ -448,8 +448,8 @@ def test_settings_of_expressive_losses_are_refused(method):
     with pytest.raises(InvalidInput, match="`attack_steps` must be at least 1; got 0"):
         method(attack_steps=0)
     for name in ("attack_step", "attack_reach"):
-        for value in (0.0, -1.0, math.nan):
-            with pytest.raises(InvalidInput, match=f"`{name}` must be above 0; got"):
+        for value in (0.0, -1.0, math.nan, math.inf):
+            with pytest.raises(InvalidInput, match=f"`{name}` must be above 0 and finite; got"):
                 method(**{name: value})
 
 

@@ -328,6 +328,16 @@ def test_another_method_keeps_kappa_but_not_that_of_standard_training():
         override(standard, "kappa", "0.3")
 
 
+@pytest.mark.parametrize("kind", METHODS.values(), ids=lambda kind: kind.__name__)
+def test_every_method_is_set_by_the_name_of_its_class(kind):
+    changed = override(recipe("digits", "fastibp"), "method", kind.__name__)
+    assert type(changed.settings.method) is kind
+    with pytest.raises(InvalidInput) as refusal:
+        override(changed, "method", "Expressive")  # what three of them have in common
+    names = sorted(each.__name__ for each in METHODS.values())
+    assert f"must be one of {', '.join(names)}; got 'Expressive'" in str(refusal.value)
+
+
 def test_fractions_may_stand_in_brackets():
     changed = override(BASE, "learning_rate", "Constant(constant_rate=1/100)")
     assert changed.settings.learning_rate == Constant(constant_rate=0.01)

@@ -32,7 +32,7 @@ from acert.processes import ALONE
 from acert.rootfind import Brent
 from acert.schedules import Constant, FullRadius, OneCycle, SmoothRadius, epoch_of
 from acert.settings import Settings
-from acert.training import Trainer, channels_last
+from acert.training import Trainer, channels_last, lay_channels_last
 
 
 def samples(count=22, shape=(1, 4, 4), classes=3):
@@ -110,6 +110,30 @@ def test_kernels_take_the_layout_of_channels_even_if_there_is_one(channels):
     found = channels_last(kernels)
     assert torch.equal(found, kernels)
     assert found.stride() == (9 * channels, 1, 3 * channels, channels)
+
+
+class Viewing(nn.Module):
+    """A model of one's own that calls `view` on what a convolution gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3)
+        self.last = nn.Linear(100, 3)
+
+    def forward(self, x):
+        return self.last(self.convolution(x).view(len(x), -1))
+
+
+def test_kernels_take_that_layout_only_where_the_model_can_do_with_it():
+    images = torch.rand(2, 3, 7, 7)
+    other = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(100, 3))
+    for model, kernel, last in ((Viewing(), "convolution", False), (other, "0", True)):
+        wanted = model(images)
+        lay_channels_last(model, images)
+        weight = model.get_submodule(kernel).weight
+        assert weight.is_contiguous(memory_format=torch.channels_last) is last
+        assert weight.is_contiguous() is not last
+        torch.testing.assert_close(model(images), wanted)
 
 
 def test_a_batch_larger_than_the_data_is_refused():

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from acert.bounds import fused
+from acert.bounds.propagation import evaluation_logits
 from acert.data import Draws, Split, augment, to_float
 from acert.errors import InvalidInput, RunError
 from acert.losses import TERMS, Objective, Phase, Scalars
@@ -93,6 +94,23 @@ def channels_last(weight: Tensor) -> Tensor:
     return torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
 
 
+def lay_channels_last(model: nn.Module, images: Tensor) -> None:
+    """Puts kernels into the layout that CUDA is fastest in, if the model can do with it.
+
+    One that calls `view` on what a convolution gives wants channels before pixels there.
+    """
+    kernels = [parameter for parameter in model.parameters() if parameter.ndim == 4]
+    before = [kernel.data for kernel in kernels]
+    for kernel in kernels:
+        kernel.data = channels_last(kernel.data)
+    try:
+        with torch.no_grad():
+            evaluation_logits(model, images)
+    except RuntimeError:
+        for kernel, data in zip(kernels, before, strict=True):
+            kernel.data = data
+
+
 class Trainer:
     """A model on its way: `run_epoch` trains one epoch from wherever the last call stopped.
 
@@ -136,10 +154,8 @@ class Trainer:
             fuse=not self.precision.folds and fused.available(self.device),
             processes=processes,
         )
-        if on_cuda:  # the layout that convolutions are fastest in
-            for parameter in model.parameters():
-                if parameter.ndim == 4:
-                    parameter.data = channels_last(parameter.data)
+        if on_cuda:
+            lay_channels_last(model, to_float(train.images[:2]))
         else:
             keep_freed_memory()
         rate = torch.zeros((), dtype=torch.float32, device=self.device) if on_cuda else 0.0

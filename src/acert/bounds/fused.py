@@ -42,8 +42,12 @@ def available(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     try:
-        ball, channel = torch.zeros((2, 8, 4), device=device), torch.ones((4, 4), device=device)
-        relu_of_scaled(*ball, *channel)
+        with torch.cuda.device(device), torch.enable_grad():  # Triton takes the current device
+            ball = torch.zeros((2, 8, 4), dtype=torch.float16, device=device, requires_grad=True)
+            channel = torch.ones((4, 4), device=device)
+            output = relu_of_scaled(*ball, *channel, observe=True)
+            torch.autograd.grad([part.sum() for part in output], ball)
+            torch.cuda.synchronize(device)
     except Exception:  # Whatever is amiss, there is another way.
         return False
     return True
@@ -62,7 +66,8 @@ def _forward(
     scale = inverse * factor
     middle, reach = (center.to(scale) - mean) * scale + shift, radius.to(scale) * scale.abs()
     half = (0.5 * (middle + reach)).relu()
-    output = torch.maximum(half, middle), torch.minimum(half, reach)
+    # NaN where half is infinite: a ball that overflowed is no point, wherever its center is.
+    output = torch.maximum(half, middle), torch.minimum(half, reach + (half - half))
     sums = middle.new_zeros((_pieces(center), len(SUMS)))
     if observe:
         on, off = (middle > reach).to(scale), (middle + reach < 0).to(scale)
@@ -134,11 +139,10 @@ def _gradient(
     # Every piece is added to the same sums, so that all have the same gradient.
     by_sums = by_sums[0].contiguous()
     by_center, by_radius = by_center.contiguous(), by_radius.contiguous()
-    by_center, by_radius, by_channel = _backward(
-        by_center, by_radius, by_sums, *ctx.saved_tensors, ctx.observe
-    )
+    saved = ctx.saved_tensors  # once: checkpoints hand each out a single time
+    by_center, by_radius, by_channel = _backward(by_center, by_radius, by_sums, *saved, ctx.observe)
     by_scale, by_shift = by_channel.sum(1).unbind()
-    _, _, _, inverse, factor, _ = ctx.saved_tensors
+    _, _, _, inverse, factor, _ = saved
     by_mean, by_inverse = -inverse * factor * by_shift, factor * by_scale
     return by_center, by_radius, by_mean, by_inverse, inverse * by_scale, by_shift, None
 

@@ -620,8 +620,9 @@ def _ends_gradient(inputs: list[Interval], args: tuple[Any, ...]) -> bool:
         return False
     if torch.is_inference_mode_enabled() or not inputs[0].bound_pass.graded:
         return False
-    tensors = (*(interval._any for interval in inputs), *args)
-    return any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
+    # Of what is not computed yet, a weight may have the only gradient.
+    balls = (part for interval in inputs for part in interval.as_ball())
+    return any(isinstance(part, Tensor) and part.requires_grad for part in (*balls, *args))
 
 
 def _of_sample(magnitude: Tensor, ndim: int) -> Tensor:

@@ -131,7 +131,7 @@ def _parsed(text: str, kind: Any, path: str, before: Any = None) -> Any:
 
 def _value(text: str, kind: type, path: str, before: Any) -> Any:
     """A value such as a schedule, from `Name` or `Name(field=1, ...)`; nothing is executed."""
-    choices = {cls.__name__: cls for cls in (kind.__subclasses__() or [kind])}
+    choices = {cls.__name__: cls for cls in _kinds(kind)}
     try:
         tree = ast.parse(text, mode="eval").body
         call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
@@ -156,6 +156,11 @@ def _value(text: str, kind: type, path: str, before: Any) -> Any:
     given = {str(word.arg): _plain(word, path) for word in call.keywords}
     check_fields(cls, given)
     return cls(**{**kept, **given})
+
+
+def _kinds(kind: type) -> list[type]:
+    """The classes below one that have none below themselves; that one if there are none."""
+    return [each for below in kind.__subclasses__() for each in _kinds(below)] or [kind]
 
 
 def _plain(word: ast.keyword, path: str) -> Any:

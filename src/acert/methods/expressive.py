@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
 
@@ -41,8 +42,10 @@ class Expressive(Method, Attack, ABC):
         if self.attack_steps < 1:
             raise InvalidInput(f"`attack_steps` must be at least 1; got {self.attack_steps}")
         for name in ("attack_step", "attack_reach"):
-            if not getattr(self, name) > 0:
-                raise InvalidInput(f"`{name}` must be above 0; got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidInput(
+                    f"`{name}` must be above 0 and finite; got {getattr(self, name)}"
+                )
 
     @property
     def uses_bounds(self) -> bool:
@@ -52,6 +55,10 @@ class Expressive(Method, Attack, ABC):
     def worst_case_logits(self, step: Step) -> Tensor:
         """Worst-case logits at the cap, with the statistics of the last clean pass."""
         return step.worst_case(step.bounds(step.images, step.cap.expand(len(step.images))))
+
+    @abstractmethod
+    def robust_loss(self, step: Step) -> Tensor:
+        """The losses of the attack and of the bounds as one."""
 
     def anchors(
         self, model: nn.Module, images: Tensor, labels: Tensor, cap: Tensor, noise: Tensor,
@@ -75,6 +82,10 @@ class CcIBP(Expressive):
         attacked = attacked - attacked.gather(1, step.labels.unsqueeze(1))
         bounds = step.differences(step.bounds(step.images, step.cap.expand(len(step.images))))
         return self.bound_share * bounds + (1 - self.bound_share) * attacked
+
+    def robust_loss(self, step: Step) -> Tensor:
+        """The cross entropy of the mixture."""
+        return step.loss(self.worst_case_logits(step))
 
 
 @final

@@ -101,7 +101,7 @@ def linear(input: Interval, weight: Tensor, bias: Tensor | None = None) -> Inter
         bias = bias.to(input.dtype, copy=True)
     output, weight, underflow = affine(
         input, F.linear, weight, bias, summands=weight.shape[-1], summed_dims=(-1,),
-        channels_second=input.ndim == 2,
+        channels_second=input.ndim == 2 and (bias is None or bias.shape == weight.shape[:1]),
     )  # fmt: skip
     lowered = torch.is_autocast_enabled(weight.device.type)
     # A copy, because the model may overwrite the input later on.
@@ -209,14 +209,14 @@ def convolution_by_matmul(
         (sample, below * height, beside * width, below * down, beside * right, channel),
     )
     factors = weight.permute(2, 3, 1, 0).flatten(0, 2)
-    patches = patches.reshape(len(input) * rows * columns, -1)
+    patches = patches.reshape(len(input) * rows * columns, len(factors))
     spare = -len(factors) % multiple
     if spare:
         patches, factors = F.pad(patches, (0, spare)), F.pad(factors, (0, 0, 0, spare))
     output = patches @ factors
     if bias is not None:
         output = output + bias
-    return output.view(len(input), rows, columns, -1).permute(0, 3, 1, 2)
+    return output.view(len(input), rows, columns, len(weight)).permute(0, 3, 1, 2)
 
 
 for _spatial, _forward, _transposed in (

@@ -17,18 +17,13 @@ from acert.bounds.table import Function, rule
 def _rearrange(function: Function) -> Any:
     def rearrange(input: Interval, *args: Any, **kwargs: Any) -> Interval:
         viewed = function is torch.Tensor.view
-        output = input.map(lambda x: function(_in_order(x) if viewed else x, *args, **kwargs))
+        # A rule may have laid channels last where a model has them second.
+        output = input.map(lambda x: function(x.contiguous() if viewed else x, *args, **kwargs))
         if output.dtype != input.dtype:
             refuse(function, f"it must keep the type of its input; got {output.dtype}")
         return output
 
     return rearrange
-
-
-def _in_order(x: Tensor) -> Tensor:
-    """In the order that a model sees, where a rule has laid channels last."""
-    turned = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return x.contiguous() if turned else x
 
 
 for _function in (
@@ -61,7 +56,7 @@ def _as_another(function: Function) -> Any:
         if not isinstance(input, Interval):
             refuse(function, "it takes its shape from the model's input: write it with `x.shape`")
         like = torch.empty(other.shape, dtype=input.dtype, device="meta")
-        return input.map(lambda x: function(_in_order(x), like))
+        return input.map(lambda x: function(x.contiguous(), like))
 
     return as_another
 
