@@ -733,6 +733,7 @@ def shapes() -> Iterator[Case]:
         x.roll(-1, dims=1)
         torch.flip(x, (1, 2))
         torch.flip(x, dims=[-1])
+        torch.flip(x, dims=())
         x.flip(1)
         x.flip(1, 2)
         x.repeat(1, 2, 1)
@@ -783,6 +784,7 @@ def shapes() -> Iterator[Case]:
         nn.Upsample(scale_factor=1.6, mode="linear")
         F.interpolate(x, 3, mode="area")
         F.interpolate(x, 8)
+        F.channel_shuffle(x, 2)
     """)  # fmt: skip
     yield from cases((2, 2, 3, 2), """
         nn.Upsample((3, 2, 4), mode="trilinear")

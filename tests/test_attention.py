@@ -132,6 +132,7 @@ HIDDEN = torch.tensor([False, False, True, False])
 HIDING = {
     "masked_fill": lambda x: x.masked_fill(HIDDEN, -math.inf),
     "where": lambda x: torch.where(HIDDEN, -math.inf, x),
+    "the smallest number": lambda x: x.masked_fill(HIDDEN, torch.finfo(x.dtype).min),
     "a sum": lambda x: x + torch.zeros(4).masked_fill(HIDDEN, -math.inf),
     "a difference": lambda x: x - torch.zeros(4).masked_fill(HIDDEN, math.inf),
 }

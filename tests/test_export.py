@@ -301,6 +301,39 @@ def test_a_class_that_may_overflow_proves_nothing_in_the_file_either(tmp_path):
     assert radius.tolist() == [0]
 
 
+class Smallest(nn.Module):
+    """A finite number and one that may overflow, and what an extreme makes of both."""
+
+    def __init__(self, extreme):
+        super().__init__()
+        self.extreme, self.last = extreme, nn.Linear(1, 2)
+        with torch.no_grad():
+            self.last.weight.copy_(torch.tensor([[1e-8], [0.0]]))
+            self.last.bias.copy_(torch.tensor([1.75, 0.0]))
+
+    def forward(self, x):
+        both = torch.cat([x * 0 - 1e38, x * -3.3e20 * 1e18], 1)
+        return self.last(self.extreme(both) * 1e-30)
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        lambda x: x.amin(1, keepdim=True), lambda x: torch.min(x, 1, keepdim=True).values,
+        lambda x: -F.adaptive_max_pool1d(-x.unsqueeze(1), 1).squeeze(1),
+        lambda x: -F.adaptive_max_pool2d(-x[:, None, None], 1).flatten(1),
+    ],
+    ids=["amin", "min", "adaptive pooling", "on two axes"],
+)  # fmt: skip
+def test_no_extreme_loses_an_overflow_in_the_file(tmp_path, extreme):
+    """From 0.516 on class 0 has minus infinity; before that nothing may overflow."""
+    path, images = tmp_path / "extreme.onnx", torch.tensor([[0.1]])
+    write_certified(CertifiedClassifier(Smallest(extreme).eval(), max_radius=0.7), images, path)
+    _, prediction, radius = answers(path, torch.tensor([[0.1], [0.62]]))
+    assert prediction.tolist() == [0, 1]
+    assert 0.4 < radius[0] < 0.416
+
+
 class Numbers(nn.Module):
     """Terms that exporters and optimisers would change."""
 
@@ -617,6 +650,14 @@ def test_operations_that_cannot_be_exported_are_named(tmp_path):
     gelu = mlp(4, [3], 3, activation=nn.GELU).eval()
     with pytest.raises(UnsupportedOperation, match="the bounds need Gelu in float64, which onnx"):
         write_certified(CertifiedClassifier(gelu, max_radius=0.1, steps=1), images, path)
+    inexact = nn.Sequential(nn.Linear(4, 3), nn.LogSigmoid(), nn.Linear(3, 3)).eval()
+    with pytest.raises(UnsupportedOperation, match="with its radius: logsigmoid comes out as log"):
+        write_certified(CertifiedClassifier(inexact, max_radius=0.1, steps=1), images, path)
+    larger = nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)), nn.Upsample(scale_factor=2), nn.Flatten(), nn.Linear(16, 3)
+    )
+    with pytest.raises(UnsupportedOperation, match="the bounds need Resize in float64, which onnx"):
+        write_certified(CertifiedClassifier(larger.eval(), max_radius=0.1, steps=1), images, path)
     assert not path.exists()
 
 

@@ -152,6 +152,18 @@ def test_bounds_do_not_depend_on_the_size_of_a_walk(walks, monkeypatch):
     torch.testing.assert_close(parted, whole)
 
 
+def test_another_default_device_changes_nothing():
+    model = Calls(lambda x, one, two: two(one(x).relu()).relu(), nn.Linear(4, 6), nn.Linear(6, 3))
+    images, labels = torch.rand(5, 4), torch.randint(3, (5,))
+
+    def margin():
+        return acert.certified_margin(model, images, labels, 0.2, bounds="crown", elide=False)
+
+    wanted = margin()
+    with torch.device("meta"):
+        assert torch.equal(margin(), wanted)
+
+
 def test_in_place_activations_are_narrowed_too():
     torch.manual_seed(0)
     layers = [nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)]

@@ -136,12 +136,16 @@ def test_a_constant_that_is_joined_is_rounded_by_the_network(number):
     assert contains(safe_bounds(function, values, FLOAT32), function(values))
 
 
-def test_a_constant_that_the_network_cannot_hold_is_not_bounded():
-    bounds = safe_bounds(
-        lambda x: torch.cat([x, torch.tensor([[1e39]], dtype=torch.float64)], 1).float(),
-        torch.ones(1, 1), FLOAT32,
-    )  # fmt: skip
-    assert bounds.upper.isnan().tolist() == [[False, True]]
+@pytest.mark.parametrize("rounding", [REAL, FLOAT32], ids=["real", "float32"])
+@pytest.mark.parametrize("number", [1e39, torch.finfo(torch.float64).max, math.inf])
+def test_a_constant_that_the_network_cannot_hold_is_large_or_infinite(number, rounding):
+    """`torch.finfo(x.dtype).max` is float32's largest number in the network, float64's here."""
+    column = torch.tensor([[number, -number]], dtype=torch.float64)
+    bounds = safe_bounds(lambda x: torch.cat([x, column], 1).float(), torch.ones(1, 1), rounding)
+    single = torch.finfo(torch.float32)
+    assert bounds.lower[0, 1] < single.max
+    assert bounds.upper[0, 2] > single.min
+    assert (bounds.upper[0, 1], bounds.lower[0, 2]) == (math.inf, -math.inf)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.3, -5.0])

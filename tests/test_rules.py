@@ -110,8 +110,9 @@ def test_bounds_are_nested_in_the_radius(case):
     if case.gap < 1:  # at radius 0 nothing is left to be wide about
         double = copy.deepcopy(probed.reference).double()
         value = evaluate(double, center.double().unsqueeze(0), couples=case.couples)[0]
-        torch.testing.assert_close(bounds[0].lower, value, rtol=1e-8, atol=1e-8)
-        torch.testing.assert_close(bounds[0].upper, value, rtol=1e-8, atol=1e-8)
+        # To 1e-6: without `eps`, RMSNorm is bounded for float32's and float64's.
+        torch.testing.assert_close(bounds[0].lower, value, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(bounds[0].upper, value, rtol=1e-6, atol=1e-8)
 
 
 # -- compiled -------------------------------------------------------------------------------
@@ -342,6 +343,54 @@ def test_softplus_falls_at_its_threshold():
     assert upper >= math.log(2.0)
 
 
+def test_quotients_keep_the_digits_of_the_small_end():
+    lower, upper = torch.tensor([[1e-15]]).double(), torch.tensor([[1.7]]).double()
+    assert float((1 / Interval(lower, upper)).lower) == float(1 / upper)
+
+
+def test_a_number_that_float32_has_not_gives_no_quotient():
+    box = Interval(*[torch.full((1, 1), 1.2e30, dtype=torch.float64)] * 2)
+    assert bool((1e39 / box.within(BoundPass(FLOAT32))).upper.isnan())
+    assert bool((1e39 / box.within(BoundPass(REAL))).upper.isfinite())
+
+
+@pytest.mark.parametrize("arithmetic", ["nearest", "real", "float32"])
+def test_rms_norm_without_eps_holds_behind_a_cast(arithmetic):
+    """PyTorch takes the eps of what it gets, float64's there, and not that of the weight."""
+    norm, head = nn.RMSNorm(2), nn.Linear(2, 2)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+        head.bias.copy_(torch.tensor([0.7, 0.0]))
+
+    def function(x):  # tiny from 0.11 on, 0 before
+        tiny = torch.relu(x - 0.11) * torch.tensor([1e-3, 0.0])
+        return head(F.rms_norm(tiny.double(), (2,), norm.weight.double()).float())
+
+    model, image = Apply(function), torch.tensor([[0.1, 0.1]])
+    found = acert.certified_radius(model, image, max_radius=0.2, arithmetic=arithmetic)
+    assert float(found.value) <= 0.0101
+    assert model(image + 0.1).argmax(1) != model(image).argmax(1)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_nearest_picks_are_those_of_float32_or_refused(mode):
+    """All sizes up to 12, and some where PyTorch's kernels of two types take other elements."""
+    sizes = [*itertools.product(range(1, 13), repeat=2), (2, 82), (2, 214), (2, 55), (2, 61)]
+    refused = 0
+    for old, new in sizes:
+        places = torch.arange(float(old)).reshape(1, 1, old)
+        box = Interval(places.double(), places.double())
+        try:
+            found = F.interpolate(box, new, mode=mode).lower
+        except acert.UnsupportedOperation:
+            refused += 1
+            continue
+        assert torch.equal(found.float(), F.interpolate(places, new, mode=mode))
+    assert 0 < refused <= 4
+    with pytest.raises(acert.UnsupportedOperation, match="picks other elements"):
+        F.interpolate(Interval(places, places), scale_factor=1.1, mode=mode)  # copied by some
+
+
 # -- refusals -------------------------------------------------------------------------------
 
 ADD = "acert.register_rule(function, rule, ulps=...) adds a rule: see docs/adding-a-layer.md"
@@ -400,8 +449,6 @@ ONLY_FIRST = "only its first argument may depend on the model's input"
          "torch.linalg.norm: `ord` must be None: write `torch.linalg.vector_norm`"),
         ("x.norm(3, 1)", "torch.functional.norm: the norm must be 1, 2 or infinity; got 3"),
         ("F.normalize(x, p=1)", "torch.nn.functional.normalize: `p` must be 2; got 1"),
-        ("F.rms_norm(x, (4,))",
-         "torch.nn.functional.rms_norm: `eps` must be given where there is no weight"),
         ("F.interpolate(x[:, None], (2, 2), mode='bicubic')",
          "torch.nn.functional.interpolate: mode='bicubic' has no bound rule; "
          "`mode='bilinear'` has one"),
@@ -425,6 +472,22 @@ ONLY_FIRST = "only its first argument may depend on the model's input"
         ("torch.zeros(4).take(torch.max(x, 1, True)[1])", "torch.max: its indices are not certain"),
         ("x + torch.min(x, 1)[1]", "torch.min: its indices are not certain"),
         ("x.min(1).indices.float()", "torch.min: its indices are not certain"),
+        *(
+            (f"x * ({expression.format('x.max(1, True)[1]')})", "torch.max: its indices are not "
+             "certain")
+            for expression in (
+                "{} == 0", "{} != 0", "{} > 0", "2 >= {}", "not {}", "1 if {} else 2", "-{}",
+                "{} + 1", "1 - {}", "{} // 2", "{}[0]", "3 in {}", "len({})", "[*{}][0]",
+                "torch.as_tensor({})", "torch.stack([{}])", "torch.eq({}, 0)",
+                "F.one_hot({}, 4)", "x.masked_fill({} == 3, 0.0)",
+            )
+        ),
+        ("F.normalize(x, dim=(1, 2))",
+         "torch.nn.functional.normalize: `dim` must be one axis; got (1, 2)"),
+        ("F.interpolate(x[:, :1, :1], scale_factor=0.5, mode='area')",
+         "torch.nn.functional.interpolate: it must leave some elements; got the size (0,)"),
+        ("x[:, :, :1].expand_as(x).mul_(2)",
+         "torch.Tensor.mul_: it overwrites an expanded tensor, whose elements share memory"),
         ("(x * 1j).abs()", "a complex constant: bounds are of real numbers"),
         ("x + torch.tensor(1j)", "a complex constant: bounds are of real numbers"),
         ("torch.cat([x, 1j * torch.ones(2, 3, 4)])",

@@ -343,6 +343,16 @@ class Interval:
         return tensor
 
     @property
+    def _expanded(self) -> bool:
+        """Whether several elements are one number in memory."""
+        if self._pending is not None:
+            return False
+        tensor = self._any
+        return any(
+            not step and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+        )
+
+    @property
     def shape(self) -> torch.Size:
         """Shape of either end."""
         return self._any.shape
@@ -440,7 +450,11 @@ class Interval:
             inputs = [narrow(first, entry.rule)]
             args, kwargs = (inputs[0], *args[1:]), {k: v for k, v in kwargs.items() if k != "input"}
         # Asked for before ReLU takes the memory of a convolution that nobody has seen.
-        room = first.shape if overwrite and isinstance(first, Interval) else None
+        room = None
+        if overwrite and isinstance(first, Interval):
+            room = first.shape
+            if first._expanded:
+                refuse(func, "it overwrites an expanded tensor, whose elements share memory")
         result = entry.rule(*args, **kwargs)
         if entry.ulps and any(result is interval for interval in inputs):
             result = copied(result)  # bounds as they were, but still to be widened
@@ -538,7 +552,11 @@ class Interval:
 
 
 class Uncertain:
-    """What a function returns beside an interval and no bound can be given of: indices."""
+    """What a function returns beside an interval and no bound can be given of: indices.
+
+    Whatever is asked of it is refused, comparisons and truth included: Python has answers of its
+    own for these, which would be wrong ones.
+    """
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -547,7 +565,33 @@ class Uncertain:
         """Names the function whose indices an operation asks for."""
         refuse(self._function, "its indices are not certain")
 
-    __torch_function__ = __index__ = __getattr__ = refuse
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Function,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> NoReturn:
+        parts = [*args, *((kwargs or {}).values())]
+        for part in parts:
+            if isinstance(part, cls):
+                part.refuse()
+            parts.extend(part if isinstance(part, (tuple, list)) else ())
+        refuse(func)
+
+    __getattr__ = refuse
+
+
+for _name in (
+    "eq", "ne", "lt", "le", "gt", "ge", "bool", "index", "int", "float", "complex", "len", "iter",
+    "contains", "getitem", "setitem", "array", "neg", "pos", "abs", "invert", "round", "trunc",
+    "floor", "ceil", "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv",
+    "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod", "pow", "rpow",
+    "matmul", "rmatmul", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rlshift", "rshift",
+    "rrshift",
+):  # fmt: skip
+    setattr(Uncertain, f"__{_name}__", Uncertain.refuse)
 
 
 def _operator(name: str, function: Any, *, swapped: bool = False) -> None:

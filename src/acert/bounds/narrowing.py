@@ -50,13 +50,13 @@ def _cut(interval: Interval, relaxed: Callable[[Tensor, Tensor], Tensor]) -> Int
     wanted = relaxed(lower, upper)
     # Asked once, not for every tile: on CUDA the answer is waited for.
     asked = None if torch.compiler.is_compiling() else wanted.any(0).cpu()  # None: all of them
-    places = torch.arange(lower.shape[1]).reshape(interval.shape[1:])
+    places = torch.arange(lower.shape[1], device="cpu").reshape(interval.shape[1:])
     room = _COEFFICIENTS.get(lower.device.type, _COEFFICIENTS["cpu"]) // (2 * samples)
     largest, peak = _largest(interval), 0
     for start, stop in _tiles(interval, asked):
         tile = interval.cut(start, stop)
         inside = cut(places, start, stop).flatten()
-        chosen = torch.arange(len(inside))
+        chosen = torch.arange(len(inside), device="cpu")
         if asked is not None:
             chosen = chosen[asked[inside]]
         while len(chosen):

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -44,9 +45,16 @@ _HOLDS = (
 )
 # Float64 operations without a kernel in onnxruntime's CPU provider, as far as bounds may use them.
 _NO_DOUBLE = (
-    "AveragePool", "Celu", "Conv", "ConvTranspose", "Elu", "Erf", "Gelu", "GlobalAveragePool",
-    "HardSigmoid", "HardSwish", "LeakyRelu", "LpPool", "Mish", "PRelu", "Selu", "Softplus",
+    "AveragePool", "Celu", "Col2Im", "Conv", "ConvTranspose", "Elu", "Erf", "Gelu",
+    "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "LeakyRelu", "LpPool", "Mish",
+    "PRelu", "Resize", "Selu", "Softplus",
 )  # fmt: skip
+
+# What a runtime computes by other means than PyTorch, and not within the bounds' rounding.
+_INEXACT = {
+    "aten.log_sigmoid.default": "logsigmoid comes out as log(sigmoid(x)), minus infinity below -18 "
+    "in onnxruntime; write it as x.clamp(max=0) - torch.log(1 + torch.exp(-x.abs()))",
+}
 
 
 def write_certified(
@@ -66,7 +74,8 @@ def write_certified(
         classifier.model, images[:2], max_radius=classifier.max_radius, arithmetic="float32",
         domain=classifier.domain, elide=classifier.elide,
     )  # fmt: skip
-    program = _program(classifier, images, ["logits", "prediction", "radius"], batch=None)
+    outputs = ["logits", "prediction", "radius"]
+    program = _program(classifier, images, outputs, batch=None, refused=_INEXACT)
     lacking = sorted(set(_lacking(program.model.graph)))
     if lacking:
         raise UnsupportedOperation(
@@ -114,8 +123,18 @@ def check_evaluation(model: nn.Module) -> None:
         )
 
 
-def _program(model: nn.Module, images: Tensor, outputs: list[str], *, batch: int | None) -> Any:
-    """The model as an ONNX program; a failure names the operation that has no counterpart."""
+class _Refused(Exception):
+    """An operation that is not to be in an exported graph."""
+
+
+def _program(
+    model: nn.Module, images: Tensor, outputs: list[str], *, batch: int | None,
+    refused: Mapping[str, str] = MappingProxyType({}),
+) -> Any:  # fmt: skip
+    """The model as an ONNX program; a failure names the operation that has no counterpart.
+
+    `refused` are operations that are not to be in it, with the reason.
+    """
     _check_installed()
     # Two, because PyTorch takes a size of one for a constant.
     count = 2 if batch is None else batch
@@ -124,10 +143,17 @@ def _program(model: nn.Module, images: Tensor, outputs: list[str], *, batch: int
     try:
         with _quiet():
             exported = torch.export.export(model, (example,), dynamic_shapes=shapes, strict=False)
+            for node in exported.graph.nodes:
+                if str(node.target) in refused:
+                    raise _Refused(refused[str(node.target)])
             return torch.onnx.export(
                 exported, dynamo=True, optimize=False, verbose=False,
                 input_names=["images"], output_names=outputs,
             )  # fmt: skip
+    except _Refused as reason:
+        raise UnsupportedOperation(
+            f"the model cannot be exported with its radius: {reason}"
+        ) from None
     # Everything: PyTorch's exporter wraps what went wrong in errors of its own, and a model may
     # raise anything while it is traced.
     except Exception as error:

@@ -110,6 +110,10 @@ def _amax(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
     return torch.amax(_infinite_for_nan(input), dims, keepdim)
 
 
+def _amin(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    return -_amax(-input, dim, keepdim)
+
+
 def _max_pool(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def max_pool(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return function(_infinite_for_nan(input), *args, **kwargs)
@@ -192,6 +196,8 @@ def _average_pool(function: Callable[..., Tensor], spatial: int) -> Callable[...
 _REPLACED: dict[Any, Callable[..., Tensor]] = {
     torch.amax: _amax,
     torch.Tensor.amax: _amax,
+    torch.amin: _amin,
+    torch.Tensor.amin: _amin,
     F.leaky_relu: _leaky_relu,
     F.elu: _elu,
     torch.conv1d: _convolution,
@@ -205,6 +211,7 @@ _REPLACED: dict[Any, Callable[..., Tensor]] = {
         for function in (
             F.max_pool1d, F.max_pool2d, F.max_pool3d,
             torch.max_pool1d, torch.max_pool2d, torch.max_pool3d,
+            F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d,
         )
     },
 }  # fmt: skip

@@ -160,7 +160,8 @@ def _value(text: str, kind: type, path: str, before: Any) -> Any:
 
 def _kinds(kind: type) -> list[type]:
     """The classes below one that have none below themselves; that one if there are none."""
-    return [each for below in kind.__subclasses__() for each in _kinds(below)] or [kind]
+    below: list[type] = kind.__subclasses__()
+    return [each for one in below for each in _kinds(one)] or [kind]
 
 
 def _plain(word: ast.keyword, path: str) -> Any:

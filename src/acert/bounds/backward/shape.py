@@ -101,7 +101,8 @@ def _index_select(step: Step, input: Interval, dim: int, index: Tensor) -> None:
 @backward(torch.flip, torch.Tensor.flip)
 def _flip(step: Step, input: Interval, *axes: Any, dims: Any = ()) -> None:
     axes = dims or axes
-    axes = tuple(axes[0]) if isinstance(axes[0], list) else tuple(axes)  # as the record has tuples
+    if axes and isinstance(axes[0], list):  # as the record has tuples
+        axes = tuple(axes[0])
     if any(axis % input.ndim == 0 for axis in axes):
         _refuse_mixed(step)
     _taken(step, input, _places(input).flip(axes))
@@ -117,7 +118,8 @@ def _roll(step: Step, input: Interval, shifts: Any, dims: Any = ()) -> None:
 
 @backward(F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle)
 def _shuffled(step: Step, input: Interval, *args: Any, **kwargs: Any) -> None:
-    if input.ndim < 4:  # its first axis is one of channels
+    of_pixels = step.source.function is not F.channel_shuffle
+    if of_pixels and input.ndim < 4:  # its first axis is one of channels
         _refuse_mixed(step)
     _taken(step, input, step.source.function(_places(input), *args, **kwargs))
 

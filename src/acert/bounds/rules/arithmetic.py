@@ -180,12 +180,13 @@ def _quotient(input: Operand, other: Interval) -> Interval:
     # Elsewhere a divisor of 1, or gradients would be NaN.
     low, high = (torch.where(known, end, 1.0) for end in (low, high))
     corners = torch.stack((lower / low, lower / high, upper / low, upper / high))
-    output = Interval(corners.amin(0), corners.amax(0)).within(other.bound_pass)
-    center, radius = output.as_ball()
+    least, most = corners.amin(0), corners.amax(0)
     if other.rounding is None:
-        return Interval.ball(center, torch.where(known, radius, math.inf))
+        return Interval(torch.where(known, least, -math.inf), torch.where(known, most, math.inf))
+    center, radius = Interval(least, most).within(other.bound_pass).as_ball()
     factor = 1 / nearest.clamp(min=other.rounding.tiny)
     size = torch.maximum(lower.abs(), upper.abs())
+    known = known & (size <= other.rounding.largest)
     radius = _rounded(other.rounding, center, radius, factor, size)
     # 0 / 0 is no number, and no later operation may make one of it.
     return Interval.ball(center, torch.where(known, radius, math.nan))

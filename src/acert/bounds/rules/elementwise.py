@@ -332,8 +332,8 @@ def softsign(input: Interval) -> Interval:
 
 @rule(F.logsigmoid, torch._C._nn.log_sigmoid, ulps=None)
 def logsigmoid(input: Interval) -> Interval:
-    # -(max(0, -x) + log(1 + e^-|x|)): both parts have one sign.
-    return _settled(input, F.logsigmoid, ulps=EXP_ULPS + 8)
+    # -(max(0, -x) + log(1 + e^-|x|)): both parts have one sign, but the sum with 1 may be rounded.
+    return _settled(input, F.logsigmoid, ulps=EXP_ULPS + 8, at_least=1.0)
 
 
 @rule(torch.tanh, torch.Tensor.tanh, inplace=(torch.tanh_, torch.Tensor.tanh_), ulps=None)

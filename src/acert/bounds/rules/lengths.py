@@ -78,10 +78,12 @@ _vector_norm = rule(torch.linalg.vector_norm, ulps=None)(_norm(torch.linalg.vect
 
 
 @rule(torch.linalg.norm, ulps=None)
-def linalg_norm(input: Interval, ord: Any = None, dim: Any = None, **options: Any) -> Interval:
+def linalg_norm(
+    input: Interval, ord: Any = None, dim: Any = None, keepdim: bool = False, **options: Any
+) -> Interval:
     if ord is not None:  # of two axes it may be a norm of matrices
         refuse(torch.linalg.norm, "`ord` must be None: write `torch.linalg.vector_norm`")
-    length: Interval = _vector_norm(input, dim=dim, **options)
+    length: Interval = _vector_norm(input, dim=dim, keepdim=keepdim, **options)
     return length
 
 
@@ -127,6 +129,8 @@ def _directions(
 def normalize(input: Interval, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Interval:
     if p != 2:
         refuse(F.normalize, f"`p` must be 2; got {p}")
+    if not isinstance(dim, int):
+        refuse(F.normalize, f"`dim` must be one axis; got {dim}")
     lower, upper = (end.movedim(dim, -1) for end in input.ends())
     low, high = _directions(
         lower, upper, lambda squares: square_root(squares).clamp(min=eps), input.rounding
@@ -142,14 +146,19 @@ def rms_norm(
     eps: float | None = None,
 ) -> Interval:
     axes = len(normalized_shape)
-    if eps is None:
-        if weight is None:
-            refuse(F.rms_norm, "`eps` must be given where there is no weight")
-        eps = torch.finfo(weight.dtype).eps
     count = math.prod(normalized_shape)
     lower, upper = (end.flatten(-axes) for end in input.ends())
-    low, high = _directions(
-        lower, upper, lambda squares: (squares / count + eps).sqrt(), input.rounding
-    )
+
+    def ends(eps: float) -> tuple[Tensor, Tensor]:
+        return _directions(
+            lower, upper, lambda squares: (squares / count + eps).sqrt(), input.rounding
+        )
+
+    if eps is None:
+        # That of the type which the network's numbers have there: float32, or float64 by a cast.
+        found = [ends(torch.finfo(dtype).eps) for dtype in (torch.float32, torch.float64)]
+        low, high = torch.minimum(found[0][0], found[1][0]), torch.maximum(found[0][1], found[1][1])
+    else:
+        low, high = ends(eps)
     output = Interval(low.reshape(input.shape), high.reshape(input.shape))
     return output if weight is None else mul(output.within(input.bound_pass), weight)

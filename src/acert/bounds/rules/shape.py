@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from acert.bounds.interval import Interval, constant, intervals_in, refuse
+from acert.bounds.rounding import FLOAT32
 from acert.bounds.table import Function, rule
 
 
@@ -118,14 +119,21 @@ for _split in (
 
 
 def _held(value: Tensor, like: Interval) -> tuple[Tensor, Tensor]:
-    """Both ends of a constant that the network rounds to its own precision, if need be."""
+    """Both ends of a constant that the network rounds to its own precision, if need be.
+
+    What is out of range is infinite there, or the largest number of the network's own type, as
+    masks have it, which is another one than that of ours.
+    """
     rounding = like.rounding
     if rounding is None:
         return value, value
     slack = 2 * rounding.unit * value.abs() + rounding.tiny
-    slack = torch.where(value.abs() <= rounding.largest, slack, math.nan)
     slack = torch.where(value.float() == value, 0.0, slack)
-    return value - slack, value + slack
+    lower, upper = value - slack, value + slack
+    least = FLOAT32.largest
+    lower = torch.where(value < -least, -math.inf, torch.where(value > least, least, lower))
+    upper = torch.where(value > least, math.inf, torch.where(value < -least, -least, upper))
+    return lower, upper
 
 
 def ends_of(*parts: Interval | Tensor | float) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
