@@ -1,15 +1,20 @@
 """Every benchmark runs in seconds with tiny settings, and writes what it says."""
 
 import json
+import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from benchmarks import certify, crown, gradients, measuring, performance, step, train
+from benchmarks import architectures, certify, crown, gradients, measuring, performance, step, train
 from benchmarks.products import Layout, Products
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import acert
+from acert import models
 from acert.methods import METHODS
 
 CPU = torch.device("cpu")
@@ -342,3 +347,55 @@ def test_the_table_of_bounds_is_that_of_its_record():
     wanted = crown.table(json.loads(crown.RECORD.read_text(encoding="utf-8")))
     page = crown.PAGE.read_text(encoding="utf-8")
     assert f"<!-- crown-cpu:begin -->\n{wanted}\n<!-- crown-cpu:end -->" in page
+
+
+# -- architectures -------------------------------------------------------------------------
+
+
+def test_architectures_have_bounds_or_are_refused_by_name(tmp_path, monkeypatch):
+    class Cosine(nn.Module):
+        def forward(self, images):
+            return torch.cos(images.flatten(1)[:, :4])
+
+    class Large(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(40 * 40 * 3, 2)
+
+        def forward(self, images):
+            return self.head(images.flatten(1))
+
+    made = {"small": models.small_resnet((3, 32, 32), 10, width=2), "cos": Cosine(), "own": Large()}
+
+    def create_model(name, **words):
+        assert words == {"pretrained": False, "num_classes": 10}
+        made[name].default_cfg = {"input_size": (3, 40, 40)}
+        return made[name]
+
+    timm = SimpleNamespace(create_model=create_model, __version__="0")
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    out = tmp_path / "record.json"
+    architectures.main(["--names", "small cos own", "--out", str(out)])
+    record = written(out)
+    small, cos, own = record["rows"].values()
+    assert (small["size"], cos["size"], own["size"]) == (32, 32, 40)
+    assert cos["refused"].startswith("torch.cos: it has no bound rule")
+    for row in (small, own):
+        assert row["times"] > 0
+        assert row["finite"]
+        assert row["beyond"] < 1e-5
+    text = architectures.listed(record)
+    assert "**2 of 3** have bounds" in text
+    assert "- Refused, torch.cos: it has no bound rule: `cos`." in text
+
+
+def test_a_logit_outside_of_its_bounds_is_seen(monkeypatch):
+    interval_bounds = acert.interval_bounds
+
+    def narrow(model, lower, upper):
+        box = interval_bounds(model, lower, upper)
+        return acert.Interval.ball(box.center, 0.1 * box.radius)
+
+    monkeypatch.setattr(acert, "interval_bounds", narrow)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 3))
+    assert architectures.examined(model)["beyond"] > 1e-3
