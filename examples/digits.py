@@ -173,7 +173,7 @@ def picture(points: Sequence[Point], path: Path) -> Path:
         xlim=(0, points[0].certificates[0].max_radius), title="Share of test images proven robust",
     )  # fmt: skip
     right.grid(alpha=0.3)
-    right.legend(loc="lower left", frameon=True, fontsize=9)
+    right.legend(loc="best", frameon=True, fontsize=9)
     label_points(figure, left, labels, size=9)
     figure.savefig(path)
     plt.close(figure)

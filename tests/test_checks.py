@@ -53,6 +53,28 @@ def test_what_the_refusals_start_from_is_accepted():
 # -- the model --------------------------------------------------------------------------
 
 
+class Halved(nn.Module):
+    """Turns autocast on in its own forward, and hides it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3072, 4)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.linear(x.flatten(1)).float()
+
+
+@pytest.mark.parametrize("arithmetic", ["nearest", "real", "float32"])
+def test_a_model_that_computes_in_half_precision_by_itself(arithmetic):
+    """Float32's error bound of a sum of 3072 products may cover bfloat16's error."""
+    images = torch.rand(2, 3072)
+    with refused("torch.autocast: the model turns it on in its own forward", UnsupportedOperation):
+        radius(Halved(), images, None, arithmetic=arithmetic, elide=False)
+    with torch.autocast("cpu", torch.bfloat16):  # around it, it does not count
+        radius(nn.Linear(3072, 4), images, None, arithmetic=arithmetic)
+
+
 @every_function
 def test_a_module_in_a_wrapper(function):
     with refused("`model` must be the module itself, `model.module`; got DataParallel"):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -213,8 +214,8 @@ def test_tighter_bounds_are_named_where_intervals_prove_little(call, method, mon
     monkeypatch.setattr(data, "load_test", lambda *_, **__: few)
     assert call("train", "--method", method, *QUICK, "--out", "run")[0] == 0
     for bounds, told in (("ibp", method == "standard"), ("crown", False)):
-        words = ["--bounds", bounds, "--device", "cpu", "--max-radius", "30"]
-        status, _, err = call("certify", "run", *words)
+        monkeypatch.setattr(certify_verb, "_LITTLE", 2.0)  # whatever is proven is
+        status, _, err = call("certify", "run", "--bounds", bounds, "--device", "cpu")
         assert status == 0
         assert ("--bounds crown" in err) == told
 
@@ -279,13 +280,41 @@ def test_classes_of_the_test_set_are_those_of_the_run(call):
     assert call("certify", "run", "--device", "cpu")[0] == 0
 
 
-def test_progress_is_shown_on_a_terminal(run_folder, capsys, monkeypatch):
+def test_progress_is_shown_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(time, "monotonic", iter(range(0, 100, 20)).__next__)
     show = counter(10)
-    assert show is not None
-    show(5)
-    show(10)
-    assert capsys.readouterr().err == "\r5/10 certified\r10/10 certified\n"
+    for done in (2, 4, 10):
+        show(done)
+    clear = "\r\x1b[K"
+    assert capsys.readouterr().err == (
+        f"{clear}2/10 certified{clear}4/10 certified, 60 s left{clear}10/10 certified\n"
+    )
+
+
+def test_progress_elsewhere_is_a_line_a_minute(capsys, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", iter([0, 40, 80, 100, 170]).__next__)
+    show = counter(10, "attacked")
+    for done in (2, 4, 5, 7):
+        show(done)
+    assert capsys.readouterr().err == ("4/10 attacked, 2 min left\n7/10 attacked, 78 s left\n")
+
+
+def test_warnings_are_one_line(call, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("soft.py").write_text(
+        "from torch import nn\n"
+        "net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["--dataset", "digits", "--model", "soft:net", "--epochs", "1", "--device", "cpu"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        status, _, err = call("train", *words, "--set", "elide=False", "--out", "run")
+    assert status == 0
+    said = [line for line in err.splitlines() if "look like probabilities" in line]
+    assert len(said) == 1
+    assert said[0].startswith("acert: the model's outputs look like probabilities")
 
 
 # -- a model and data of one's own --------------------------------------------------------
@@ -456,6 +485,8 @@ def test_own_weights(call):
         (["train", "--epochs", "0"], "`epochs` must be at least 1; got 0"),
         (["train", "--max-radius", "2"], "`max_radius` must be at most the width of the domain"),
         (["train", "--max-radius", "0"], "`max_radius` must be above 0; got 0"),
+        (["train", "--set", "domain=1,0"], "`domain` must be (low, high) with low < high; got"),
+        (["train", "--device", "meta"], "`device` must hold numbers; got meta"),
         (["train", "--method", "fastibp", "--steps", "3"], "`--steps` must come with the method"),
         (["train", "--model", "nonet"], "`model` must be one of"),
         (["train", "--model", "no_such:net"], "no_such cannot be imported: ModuleNotFoundError"),
@@ -469,6 +500,8 @@ def test_own_weights(call):
         (["certify", "digits-acert", "--bounds", "crwn"], "invalid choice: 'crwn'"),
         (["certify", "digits-acert", "--weights", "w"], "`--weights` must be left out where a run"),
         (["certify", "digits-acert", "--max-radius", "0"], "`max_radius` must be"),
+        (["certify", "digits-acert", "--max-radius", "3", "--device", "cpu"],
+         "`--max-radius` must be at most the width of the domain, 1; got 3"),
         (["certify", "digits-acert", "--radii", "1,x"], "argument --radii: a number is needed"),
         (["certify", "digits-acert", "--radii", "0.1,9"], "`--radii` must be in [0, 0.3], where"),
         (["certify", "digits-acert", "--radii=-0.1"], "`--radii` must be in [0, 0.3], where"),

@@ -71,7 +71,7 @@ def test_a_download_that_is_not_the_official_file_is_refused(server: str, tmp_pa
 
 
 def test_a_download_that_fails_says_where_to_put_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
+    path = tmp_path / "new" / "folder" / "file"
     with socket.socket() as closed:
         # Bound but not listening: whoever connects is refused at once.
         closed.bind(("127.0.0.1", 0))
@@ -80,6 +80,7 @@ def test_a_download_that_fails_says_where_to_put_the_file(tmp_path: Path) -> Non
             fetched(path, url=url, md5=MD5)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()  # no folder is left where none was
 
 
 def test_without_pooch_the_message_says_so(monkeypatch, tmp_path: Path) -> None:

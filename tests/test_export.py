@@ -540,6 +540,7 @@ def test_a_model_of_ones_own_is_exported(call, tmp_path, monkeypatch):
     ("words", "message"),
     [
         (["digits-acert"], "give `--to FILE`, or `--plain --vnnlib DIR`"),
+        (["digits-acert", "--to", "."], "`--to` must name a file; got ."),
         (["digits-acert", "--vnnlib", "b", "--radius", "1"], "`--vnnlib` must come with `--plain`"),
         (["digits-acert", "--plain", "--vnnlib", "b"], "`--vnnlib` and `--radius` must come toget"),
         (["digits-acert", "--to", "x", "--images", "0:3"], "`--images` must come with `--vnnlib`"),

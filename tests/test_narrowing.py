@@ -574,7 +574,7 @@ def test_an_operation_without_a_backward_rule_is_named(bounds):
     with pytest.raises(acert.UnsupportedOperation) as refusal:
         acert.certified_margin(model, images, labels % 4, 0.1, bounds=bounds)
     # Not the module of an activation behind it, nor advice to register an interval rule.
-    wanted = 'softplus: CROWN has no backward rule for it; `bounds="ibp"` has'
+    wanted = 'softplus: CROWN has no backward rule for it; `bounds="ibp"` has one'
     assert str(refusal.value) == f"torch.nn.functional.{wanted}"
 
 

@@ -184,6 +184,9 @@ def test_weights_that_do_not_fit_are_refused(own_run, tmp_path):
         )
     with pytest.raises(RunError, match=r"does not fit the model, which has no 1\.bias"):
         load_model(own_run.folder, model=lambda s, c: nn.Flatten())
+    parallel = {f"module.{name}": t for name, t in nn.Linear(2, 2).state_dict().items()}
+    with pytest.raises(RunError, match=r"it has no bias, but module\.bias: take 'module\.' away"):
+        zoo.load_weights(nn.Linear(2, 2), parallel, source=tmp_path)
     model = nn.Linear(2, 2)
     zeros = {"weight": np.zeros((2, 2), np.float32), "bias": np.zeros(2, np.float32)}
     zoo.load_weights(model, zeros, source=tmp_path)

@@ -63,7 +63,9 @@ class Settings:
             if not fits
         ]
         low, high = self.domain
-        if not self.max_radius <= high - low:
+        if not low < high:
+            faults.append(f"`domain` must be (low, high) with low < high; got {self.domain}")
+        elif not self.max_radius <= high - low:
             faults.append(
                 f"`max_radius` must be at most the width of the domain, {high - low:g}; "
                 f"got {self.max_radius}"

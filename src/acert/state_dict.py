@@ -43,7 +43,9 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     # Everything: of two libraries, and of what is packed in the file.
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        kind = "state dict that can be read" if torch_file else "safetensors file"
+        kind = "state dict that can be read"
+        if not torch_file:
+            kind = f"safetensors file (PyTorch's own end in {' or '.join(_SUFFIXES)})"
         raise RunError(f"{path} is no {kind}: {reason}") from error
 
 
@@ -73,8 +75,12 @@ def _from_torch(path: Path) -> dict[str, Tensor]:
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__}, not a state dict")
     for name, value in found.items():
+        if isinstance(value, dict):
+            raise ValueError(f"what it holds under {name!r} seems to be one: save that alone")
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise ValueError("a state dict has names and tensors only; got something else")
+            raise ValueError(
+                f"it has names and tensors only; got {type(value).__name__} under {name!r}"
+            )
     return dict(found)
 
 

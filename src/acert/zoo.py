@@ -106,7 +106,10 @@ def _check_fit(model: nn.Module, arrays: dict[str, Any], source: Path) -> None:
     wanted = model.state_dict()
     for name in sorted({*wanted, *arrays}):
         if name not in arrays:
-            raise RunError(f"{source} does not fit the model: it has no {name}")
+            # What DataParallel and torch.compile put in front of every name.
+            other = next((key for key in arrays if key.endswith(f".{name}")), None)
+            hint = "" if other is None else f", but {other}: take {other[: -len(name)]!r} away"
+            raise RunError(f"{source} does not fit the model: it has no {name}{hint}")
         if name not in wanted:
             raise RunError(f"{source} does not fit the model, which has no {name}")
         if is_lazy(wanted[name]):

@@ -76,7 +76,7 @@ def check_images(images: Tensor, domain: Domain) -> None:
     if not bool(((images >= lower) & (images <= upper)).all()):
         raise InvalidInput(
             f"`images` must lie in the domain {_describe(domain)}; got values in "
-            f"[{images.min():g}, {images.max():g}]. Normalisation belongs into the model "
+            f"[{images.min():.9g}, {images.max():.9g}]. Normalisation belongs into the model "
             "(acert.models.Normalize); `domain=None` leaves the box unclamped"
         )
 

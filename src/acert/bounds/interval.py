@@ -438,6 +438,13 @@ class Interval:
                 "checkpoint), where gradients of bounds end: write it without one, or ask for "
                 "bounds under torch.no_grad()",
             )
+        proven = bool(inputs) and inputs[0].rounding is not None
+        if proven and torch.is_autocast_enabled(inputs[0].device.type):
+            refuse(
+                "torch.autocast",
+                "the model turns it on in its own forward; a certificate does not hold for half "
+                "precision, so leave it out",
+            )
         first = args[0] if args else kwargs.get("input")
         if not entry.mixed and not (len(inputs) == 1 and inputs[0] is first):
             refuse(func, "only its first argument may depend on the model's input")
@@ -713,7 +720,10 @@ def operation_name(function: Function) -> str:
     return str(name)
 
 
-def refuse(function: Function | str, reason: str = "it has no bound rule") -> NoReturn:
+NO_RULE = "it has no bound rule"
+
+
+def refuse(function: Function | str, reason: str = NO_RULE) -> NoReturn:
     """Raises `UnsupportedOperation`; the pass adds the module path on the way out."""
     name = function if isinstance(function, str) else operation_name(function)
     raise UnsupportedOperation(f"{name}: {reason}")

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 import acert.bounds.rules  # noqa: F401  fills the rule table
 from acert.bounds.checks import check_finite_float, check_model, check_unwrapped
-from acert.bounds.interval import BatchStatistics, BoundPass, Interval, intervals_in
+from acert.bounds.interval import NO_RULE, BatchStatistics, BoundPass, Interval, intervals_in
 from acert.bounds.rounding import HALVES
 from acert.bounds.substitution import called_with, copied_buffers, fixed_parameters, other_buffers
 from acert.errors import InvalidInput, UnsupportedOperation
@@ -25,7 +25,7 @@ __all__ = ["Statistics", "clean_pass", "evaluation_logits", "interval_bounds", "
 Statistics = tuple[BatchStatistics, ...]
 
 _ADD_A_RULE = (
-    "acert.register_rule(function, rule, ulps=...) adds a rule: see docs/adding-a-layer.md"
+    ". acert.register_rule(function, rule, ulps=...) adds a rule: see docs/adding-a-layer.md"
 )
 
 
@@ -65,7 +65,8 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
         if not isinstance(error, UnsupportedOperation) and "Interval" not in str(error):
             raise
         where = _module_path(model, error.__traceback__)
-        raise UnsupportedOperation(f"{error} (in {where}). {_ADD_A_RULE}") from error
+        advice = _ADD_A_RULE if str(error).endswith(NO_RULE) else ""
+        raise UnsupportedOperation(f"{error} (in {where}){advice}") from error
     except ValueError as error:
         # PyTorch's recurrent layers compare dtypes before they call what has no rule.
         if not str(error).startswith("RNN input"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from acert.errors import AcertError, LostProcess
@@ -24,14 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # torchrun numbers its processes; all of them fail alike, and one tells.
     first = os.environ.get("RANK", "0") == "0"
     try:
-        # Here, because torch takes a second to import and Ctrl-C must be ours by then.
-        from acert.cli.parser import parsed
-
-        options = parsed(words)
-        options.command = ["acert", *words]
-        status: int | None = options.verb(options)
-        # Here, where a closed pipe is still ours to handle.
-        sys.stdout.flush()
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: _warn(message)
+            return _run(words)
     except LostProcess as error:
         from acert.processes import speaks_for_all
 
@@ -69,7 +65,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "a smaller --batch-size or network needs less"
         print(f"acert: there is not enough memory: {hint} ({reason})", file=sys.stderr)
         return 2
+
+
+def _run(words: list[str]) -> int:
+    # Here, because torch takes a second to import and Ctrl-C must be ours by then.
+    from acert.cli.parser import parsed
+
+    options = parsed(words)
+    options.command = ["acert", *words]
+    status: int | None = options.verb(options)
+    # Here, where a closed pipe is still ours to handle.
+    sys.stdout.flush()
     return status or 0
+
+
+def _warn(message: Warning | str) -> None:
+    """A warning in one line, as errors are."""
+    print(f"acert: {shown(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def _open_streams() -> None:

@@ -137,6 +137,11 @@ def _certify(options: argparse.Namespace) -> int:
     for flag, value in above_zero.items():
         if value is not None and not value > 0:
             raise InvalidInput(f"`{flag}` must be above 0; got {value}")
+    width = domain[1] - domain[0]
+    if max_radius > width:
+        raise InvalidInput(
+            f"`--max-radius` must be at most the width of the domain, {width:g}; got {max_radius:g}"
+        )
     outside = [radius for radius in options.radii or () if not 0 <= radius <= max_radius]
     if outside:
         raise InvalidInput(
@@ -214,7 +219,7 @@ def _show(
     if little and certificates.bounds == "ibp" and not trained_for_bounds:
         print(
             "note: intervals prove next to nothing of a network that was not trained for them; "
-            "--bounds crown is slower and proves more",
+            "--bounds crown is slower and proves more where activations are ReLU, tanh or sigmoid",
             file=sys.stderr,
         )
 

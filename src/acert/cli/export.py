@@ -85,6 +85,8 @@ def _export(options: argparse.Namespace) -> None:
         raise InvalidInput("`--vnnlib` must come with `--plain`: verifiers read the network alone")
     if (options.vnnlib is None) != (options.radius is None):
         raise InvalidInput("`--vnnlib` and `--radius` must come together")
+    if options.to is not None and (not options.to.name or options.to.is_dir()):
+        raise InvalidInput(f"`--to` must name a file; got {options.to}")
     for flag in ("images", "timeout"):
         if vars(options)[flag] is not None and options.vnnlib is None:
             raise InvalidInput(f"`--{flag}` must come with `--vnnlib`")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from acert.errors import InvalidInput
-from acert.experiments.budget import duration
+from acert.experiments.budget import duration, spoken
 from acert.experiments.choice import own_model
 from acert.experiments.override import number
 from acert.experiments.preparation import available_device
@@ -29,6 +30,9 @@ __all__ = [
     "figures",
     "own_model",
 ]
+
+
+_SAY_EVERY = 60.0  # seconds, where there is no terminal
 
 
 class Parser(argparse.ArgumentParser):
@@ -109,14 +113,27 @@ def chosen_device(name: str | None) -> str:
     return chosen
 
 
-def counter(total: int, what: str = "certified") -> Callable[[int], None] | None:
-    """Shows how many samples are done, on a terminal only."""
-    if not sys.stderr.isatty():
-        return None
+def counter(total: int, what: str = "certified") -> Callable[[int], None]:
+    """Shows how many samples are done and how long the rest may take.
+
+    Anywhere but on a terminal that is a line a minute, and nothing where it is over before.
+    """
+    terminal, said = sys.stderr.isatty(), time.monotonic()
+    first: tuple[int, float] | None = None
 
     def show(done: int) -> None:
-        end = "\n" if done == total else ""
-        print(f"\r{done}/{total} {what}", end=end, file=sys.stderr, flush=True)
+        nonlocal said, first
+        now = time.monotonic()
+        # What was kept of an earlier call is there at once, and tells nothing of the time.
+        first = first or (done, now)
+        count, spent = done - first[0], now - first[1]
+        left = f", {spoken(spent * (total - done) / count)} left" if count and done < total else ""
+        if terminal:
+            end = "\n" if done == total else ""
+            print(f"\r\x1b[K{done}/{total} {what}{left}", end=end, file=sys.stderr, flush=True)
+        elif now - said >= _SAY_EVERY:
+            said = now
+            print(f"{done}/{total} {what}{left}", file=sys.stderr, flush=True)
 
     return show
 

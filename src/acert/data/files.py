@@ -8,7 +8,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader, BytesIO
 from pathlib import Path
 
@@ -49,10 +49,14 @@ def fetched(path: Path, *, url: str, md5: str) -> Path:
         import pooch
     except ImportError:
         raise DataError(f"{missing} (a download {needs('pooch')})") from None
+    new = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     try:
         pooch.retrieve(url, known_hash=f"md5:{md5}", fname=path.name, path=path.parent)
     # Errors of the network are OSErrors there; a wrong checksum is a ValueError.
     except (OSError, ValueError) as error:
+        with suppress(OSError):  # no folder is left behind where none was
+            for folder in new:
+                folder.rmdir()
         reason = "its checksum is wrong" if isinstance(error, ValueError) else type(error).__name__
         raise DataError(f"{missing} (downloading {url} failed: {reason})") from error
     return path

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from acert import data, models, records
 from acert.arithmetic import ieee_arithmetic
 from acert.bounds import clean_pass, worst_case_logits
-from acert.bounds.checks import check_unwrapped
+from acert.bounds.checks import check_unwrapped, warn_if_probabilities
 from acert.bounds.same_network import check_same_network
 from acert.bounds.substitution import called_with, copied_buffers, other_buffers, own_buffers
 from acert.data import Dataset, Split, to_float
@@ -108,6 +108,8 @@ def own_surroundings(seed: int, device: torch.device) -> Iterator[None]:
     """
     if torch.is_inference_mode_enabled():
         raise InvalidInput("training must be outside of torch.inference_mode(); it needs gradients")
+    if device.type == "meta":
+        raise InvalidInput("`device` must hold numbers; got meta, which has shapes alone")
     with (
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         torch.enable_grad(),
@@ -309,7 +311,8 @@ def check_fit(
         # Everything: what a module raises for a wrong shape is its own affair.
         except Exception as error:
             raise InvalidInput(
-                f"`model` must take the inputs of {dataset.name}, of shape {dataset.input_shape}; "
+                f"`model` must take the inputs of {dataset.name}, of shape {dataset.input_shape}"
+                f"{_other_type(model)}; "
                 f"it answered: {(str(error) or type(error).__name__).splitlines()[0]}"
             ) from error
         if not isinstance(logits, Tensor):
@@ -322,9 +325,10 @@ def check_fit(
         classes = dataset.num_classes
         if shape[1] < classes or (exact and shape[1] > classes):
             raise InvalidInput(
-                f"`model` must have {classes} outputs, one a class of {dataset.name}; "
+                f"`model` must have {classes} outputs, one for each class of {dataset.name}; "
                 f"got {shape[1]}"
             )
+        warn_if_probabilities(logits)
         if settings.method.uses_bounds:
             _check_bounded(model, images, labels, settings, own=own)
         elif dataset.validation is not None:
@@ -335,6 +339,14 @@ def check_fit(
                     f"`model` cannot be validated, which takes its bounds: {error}. Training "
                     "alone needs none: leave `validation` out (`--train-on-all`)"
                 ) from error
+
+
+def _other_type(model: nn.Module) -> str:
+    """Names a parameter that is not in float32, as inputs are."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            return f" and in float32 (`{name}` is in {parameter.dtype})"
+    return ""
 
 
 def _check_bounded(

@@ -162,7 +162,7 @@ def training_curves(groups: Sequence[Group]) -> Figure:
                     draw_band(axes, band, marked, plain(group.label), factor=factor)
             axes.set_title(title, fontsize=7.5)
             axes.set_xlabel("Epoch")
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
         for axes in panels[len(tracks) :]:
             axes.remove()
         draw_legend(figure, first)

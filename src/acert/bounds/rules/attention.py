@@ -149,7 +149,7 @@ def _attention(
     """The weights softmax(scale q k^T + mask), and their product with the values."""
     bound_pass, rounding = query.bound_pass, query.rounding
     if bound_pass.record:
-        refuse(function, 'CROWN has no backward rule for it; `bounds="ibp"` has')
+        refuse(function, 'CROWN has no backward rule for it; `bounds="ibp"` has one')
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     turned = key.map(lambda x: x.mT).within(bound_pass)
     scores = mul(matmul(query, turned).within(bound_pass), scale).within(bound_pass)
