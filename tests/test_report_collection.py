@@ -503,6 +503,33 @@ def test_variants_of_a_method_are_told_apart(tmp_path):
     }
 
 
+def test_of_many_settings_those_that_most_share_go_without_saying(tmp_path):
+    def changed(name, **settings):
+        make_run(tmp_path / name, settings=settings)
+
+    adam = {"class": "Adam", "momentum": 0.9, "peak_momentum": None}
+    for kappa in (0.0, 0.25, 0.5):
+        method = {"class": "Acert", "kappa": kappa, "solver": {"class": "Brent", "max_steps": 2}}
+        changed(f"kappa {kappa}", optimizer=adam, method=method)
+    one = {"class": "Acert", "kappa": 0.0, "solver": {"class": "Brent", "max_steps": 1}}
+    changed("one step", optimizer=adam, method=one)
+    changed("cycle", optimizer={**adam, "peak_momentum": 0.85})
+    changed("tf32", optimizer=adam, precision="tf32")
+    changed("longer", optimizer=adam, epochs=9)
+    groups = collect([tmp_path]).groups
+    assert {group.runs[0].name: group.variant for group in groups} == {
+        "kappa 0.0": "", "kappa 0.25": "", "kappa 0.5": "", "one step": "root steps 1",
+        "cycle": "peak momentum 0.85", "tf32": "precision tf32", "longer": "epochs 9",
+    }  # fmt: skip
+
+
+def test_a_share_of_bounds_is_always_named(tmp_path):
+    make_run(tmp_path / "a", settings={"method": {"class": "CcIBP", "kappa": 0.0,
+                                                  "bound_share": 0.3}})  # fmt: skip
+    make_run(tmp_path / "b", method="FastIBP")
+    assert [group.variant for group in collect([tmp_path]).groups] == ["", "bound share 0.3"]
+
+
 def test_numbers_of_variants_have_six_digits_where_those_tell_them_apart(tmp_path):
     make_run(tmp_path / "a", settings={"max_radius": 8 / 255})
     make_run(tmp_path / "b", settings={"max_radius": 8.8 / 255})

@@ -24,6 +24,8 @@ __all__ = ["Band", "Group", "Series", "group_runs", "series_of", "smallest_kappa
 Floats = npt.NDArray[np.float64]
 
 _KAPPA = "method.kappa"
+_SHARE = "method.bound_share"
+_MANY = 2  # settings that are told in full
 _SHORT = {"solver.max_steps": "root steps", "radius_schedule": "schedule"}
 # Method, words of the variant, numbers of the variant.
 _Order = tuple[tuple[int, str], list[str], list[float]]
@@ -226,7 +228,11 @@ def _order(method: str, variant: str) -> _Order:
 
 
 def _variant(run: Run, siblings: Sequence[Run]) -> str:
-    """The settings in which a run differs from others of its method, kappa apart."""
+    """The settings in which a run differs from others of its method, kappa apart.
+
+    Of many such settings those that most of the others share go without saying. What a method has
+    in place of kappa is always said.
+    """
     names = list(dict.fromkeys(name for one in siblings for name in one.settings))
     differing = [
         name
@@ -235,12 +241,23 @@ def _variant(run: Run, siblings: Sequence[Run]) -> str:
     ]
     classes = [name for name in differing if name.endswith(".class")]
     plain = [name for name in differing if not name.startswith("data.")]
-    words = []
+
+    def beneath(name: str) -> list[str]:
+        return [one for one in classes if name != one and name.startswith(one[: -len("class")])]
+
+    many = sum(not beneath(name) for name in plain) > _MANY
+    words = [
+        f"{_short(name)} {_told(value, {value})}"
+        for name, value in run.settings.items()
+        if name.endswith(_SHARE) and name not in differing
+    ]
     for name in differing:
+        held = [one.settings.get(name) for one in siblings]
+        if many and 2 * held.count(run.settings.get(name)) > len(held):
+            continue
         # Where a class differs its fields do too, and what the data are follows from other fields:
         # such a field says something among runs that are alike in those.
-        inside = [one for one in classes if name != one and name.startswith(one[: -len("class")])]
-        said = plain if name.startswith("data.") else inside
+        said = plain if name.startswith("data.") else beneath(name)
         alike = [one for one in siblings if _agree(one, run, said)]
         if name in run.settings and len({one.settings.get(name) for one in alike}) > 1:
             values = {one.settings[name] for one in siblings if name in one.settings}
@@ -258,13 +275,14 @@ def _short(name: str) -> str:
         if plain.endswith(ending):
             return word
     field = plain.split("settings.")[-1].removeprefix("experiment.").removeprefix("method.")
-    return field.replace("_", " ")
+    return field.replace("_", " ").replace("optimizer.", "")
 
 
 def _told(value: str, values: set[str]) -> str:
     """A setting as text; its numbers with six digits where those tell all `values` apart."""
     rounded = {one: _rounded(one) for one in values}
-    return (rounded[value] if len(set(rounded.values())) == len(values) else value).strip('"')
+    told = rounded[value] if len(set(rounded.values())) == len(values) else value
+    return "none" if told == "null" else told.strip('"')
 
 
 def _rounded(value: str) -> str:

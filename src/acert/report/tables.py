@@ -114,7 +114,9 @@ def _rows(groups: Sequence[Group], *, bold: str, text: Callable[[str], str]) -> 
     }
 
     def figure(name: str, spread: Spread) -> str:
-        mean = f"{_points(spread):.2f}"
+        points = 100 * spread.mean
+        # Standard training's ACR is next to nothing, and not nothing.
+        mean = f"{points:.1g}" if 0 < points < 0.005 else f"{_points(spread):.2f}"
         shown = bold.format(mean) if best.get(name) == _points(spread) else mean
         tail = "" if spread.std is None else text(f" \N{PLUS-MINUS SIGN} {100 * spread.std:.2f}")
         return shown + tail

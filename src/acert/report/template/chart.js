@@ -19,7 +19,9 @@ const byId = (id) => document.getElementById(id);
 
 // -- numbers --
 
-const percent = (value) => (100 * value).toFixed(2);
+// What is next to nothing is not shown as nothing.
+const percent = (value) =>
+  0 < value && value < 5e-5 ? (100 * value).toPrecision(1) : (100 * value).toFixed(2);
 const short = (value) => String(Number(value.toPrecision(4)));
 const present = (value) => value !== null && value !== undefined;
 
