@@ -5,9 +5,9 @@
 
 Every model is timm's own, with ten classes and random weights, on the smallest images of 32, 64 or
 224 pixels that it takes; a model that takes none of these gets its own size. Weights that start at
-0 are drawn too, or some logits would not depend on the image. Logits at points of a small box,
-corners and where gradients lead among them, are compared with `acert.interval_bounds`. What has no
-rule is refused by name.
+0 are drawn too, or some logits would not depend on the image. `acert.interval_bounds` of an image
+alone are compared with its logits, those of a small box with the logits at points of it, corners and
+where gradients lead among them. What has no rule is refused by name.
 """
 
 from __future__ import annotations
@@ -83,18 +83,22 @@ def examined(model: nn.Module, own: int = 224) -> dict[str, Any]:
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
         }
 
-        def bounds() -> acert.Interval:
-            return acert.interval_bounds(model, images - RADIUS, images + RADIUS)
+        def bounds(radius: float = RADIUS) -> acert.Interval:
+            return acert.interval_bounds(model, images - radius, images + radius)
 
         try:
-            box = bounds()
+            point, box = bounds(0.0), bounds()
         except UnsupportedOperation as problem:
             return found | {"refused": str(problem)}
+        logits = model(images)
+        ends = torch.stack(point.ends())
+        off = ((ends - logits).abs().amax() / logits.abs().amax()).item()
         logits = torch.stack([model(images + RADIUS * move) for move in moves(model, images)])
         beyond = torch.maximum(box.lower - logits, logits - box.upper).amax().item()
         runs = {"forward": lambda: model(images), "bounds": bounds}
         seconds = measuring.in_turns(runs, CPU, repeats=3, clock="cpu")
     return found | {
+        "off": off,
         # Both are float32, which rounds; an unbounded box holds anything.
         "beyond": max(0.0, beyond / logits.abs().amax().item()),
         "finite": bool((box.upper - box.lower).isfinite().all()),
@@ -128,19 +132,23 @@ def listed(content: dict[str, Any]) -> str:
         if "refused" in row:
             reasons[row["refused"].partition(" (in ")[0].partition(". ")[0]].append(name)
     times = sorted(row["times"] for row in bounded.values())
+    wide = [name for name, row in bounded.items() if not row["finite"]]
     lines = [
         f"**{len(bounded)} of {len(rows)}** have bounds, in the median at "
         f"{times[len(times) // 2]:.1f} times the time of a forward pass (from {times[0]:.1f} to "
         f"{times[-1]:.1f}): {', '.join(f'`{name}`' for name in bounded)}.",
         "",
+        f"- Infinite already at a radius of {content['radius']:g}: "
+        f"{', '.join(f'`{name}`' for name in wide)}.",
         *(f"- Refused, {reason}: {', '.join(f'`{one}`' for one in names)}."
           for reason, names in reasons.items()),
         "",
         f"timm {facts['timm']}, torch {facts['torch']}, {facts['cpu']}, commit "
-        f"{facts['commit'][:7]}: `{facts['command']}`. No logit of points in boxes of radius "
-        f"{content['radius']:g}, corners and where gradients lead among them, is further outside "
-        f"of its bounds than {max(row['beyond'] for row in bounded.values()):.0e} of the largest "
-        "logit: both are float32, which rounds.",
+        f"{facts['commit'][:7]}: `{facts['command']}`. At a radius of 0 the bounds are the model's "
+        f"own logits to {max(row['off'] for row in bounded.values()):.0e} of the largest one, in "
+        f"float32. At {content['radius']:g} no point, corners and where gradients lead among them, "
+        "has a logit further outside than "
+        f"{max(row['beyond'] for row in bounded.values()):.0e} of that.",
     ]  # fmt: skip
     return "\n".join(lines)
 

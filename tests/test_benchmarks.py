@@ -384,6 +384,7 @@ def test_architectures_have_bounds_or_are_refused_by_name(tmp_path, monkeypatch)
         assert row["times"] > 0
         assert row["finite"]
         assert row["beyond"] < 1e-5
+        assert row["off"] < 1e-5
     text = architectures.listed(record)
     assert "**2 of 3** have bounds" in text
     assert "- Refused, torch.cos: it has no bound rule: `cos`." in text
