@@ -5,9 +5,9 @@
 
 Every model is timm's own, with ten classes and random weights, on the smallest images of 32, 64 or
 224 pixels that it takes; a model that takes none of these gets its own size. Weights that start at
-0 are drawn too, or some logits would not depend on the image. `acert.interval_bounds` of an image
-alone are compared with its logits, those of a small box with the logits at points of it, corners and
-where gradients lead among them. What has no rule is refused by name.
+0 are drawn too, or some logits would not depend on the image. What the rules compute of an image
+alone is compared with its logits, the bounds of a small box with logits at points of it, corners
+and where gradients lead among them. What has no rule is refused by name.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ sys.path.insert(0, str(ROOT))  # where `benchmarks` is, if this is run as a scri
 from benchmarks import measuring  # noqa: E402
 
 import acert  # noqa: E402
+from acert.bounds import propagate  # noqa: E402
+from acert.bounds.bound_pass import BoundPass  # noqa: E402
+from acert.bounds.margin import box  # noqa: E402
 from acert.errors import UnsupportedOperation  # noqa: E402
 from acert.experiments.paper.comparison import filled  # noqa: E402
 
@@ -74,6 +77,17 @@ def moves(model: nn.Module, images: Tensor) -> list[Tensor]:
     return [*drawn[1::2], *corners, *(-corner for corner in corners)]
 
 
+def at_a_point(model: nn.Module, images: Tensor) -> float:
+    """How far the rules are from the logits at the images alone, in units of the largest logit.
+
+    By centers: what is rounded on the way is a width, which the layers of a transformer make a
+    thousand times as large each.
+    """
+    logits, start = model(images), box(images, torch.zeros(len(images)).to(images), None)
+    found = propagate(model, start.within(BoundPass(points=True))).center
+    return float((found - logits).abs().amax() / logits.abs().amax())
+
+
 def examined(model: nn.Module, own: int = 224) -> dict[str, Any]:
     """What becomes of a model, and how long a bound pass takes in units of a forward pass."""
     with torch.no_grad():
@@ -83,25 +97,23 @@ def examined(model: nn.Module, own: int = 224) -> dict[str, Any]:
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
         }
 
-        def bounds(radius: float = RADIUS) -> acert.Interval:
-            return acert.interval_bounds(model, images - radius, images + radius)
+        def bounds() -> acert.Interval:
+            return acert.interval_bounds(model, images - RADIUS, images + RADIUS)
 
         try:
-            point, box = bounds(0.0), bounds()
+            ends = bounds()
         except UnsupportedOperation as problem:
             return found | {"refused": str(problem)}
-        logits = model(images)
-        ends = torch.stack(point.ends())
-        off = ((ends - logits).abs().amax() / logits.abs().amax()).item()
+        off = at_a_point(model, images)
         logits = torch.stack([model(images + RADIUS * move) for move in moves(model, images)])
-        beyond = torch.maximum(box.lower - logits, logits - box.upper).amax().item()
+        beyond = torch.maximum(ends.lower - logits, logits - ends.upper).amax().item()
         runs = {"forward": lambda: model(images), "bounds": bounds}
         seconds = measuring.in_turns(runs, CPU, repeats=3, clock="cpu")
     return found | {
         "off": off,
         # Both are float32, which rounds; an unbounded box holds anything.
         "beyond": max(0.0, beyond / logits.abs().amax().item()),
-        "finite": bool((box.upper - box.lower).isfinite().all()),
+        "finite": bool((ends.upper - ends.lower).isfinite().all()),
         "times": measuring.median_ratio(seconds["bounds"], seconds["forward"]),
     }
 
@@ -138,17 +150,18 @@ def listed(content: dict[str, Any]) -> str:
         f"{times[len(times) // 2]:.1f} times the time of a forward pass (from {times[0]:.1f} to "
         f"{times[-1]:.1f}): {', '.join(f'`{name}`' for name in bounded)}.",
         "",
-        f"- Infinite already at a radius of {content['radius']:g}: "
-        f"{', '.join(f'`{name}`' for name in wide)}.",
+        *(
+            f"- Infinite already at a radius of {content['radius']:g}: `{name}`." for name in wide
+        ),
         *(f"- Refused, {reason}: {', '.join(f'`{one}`' for one in names)}."
           for reason, names in reasons.items()),
         "",
         f"timm {facts['timm']}, torch {facts['torch']}, {facts['cpu']}, commit "
-        f"{facts['commit'][:7]}: `{facts['command']}`. At a radius of 0 the bounds are the model's "
-        f"own logits to {max(row['off'] for row in bounded.values()):.0e} of the largest one, in "
-        f"float32. At {content['radius']:g} no point, corners and where gradients lead among them, "
-        "has a logit further outside than "
-        f"{max(row['beyond'] for row in bounded.values()):.0e} of that.",
+        f"{facts['commit'][:7]}: `{facts['command']}`. Of the images themselves the rules compute "
+        f"the model's own logits, to {max(row['off'] for row in bounded.values()):.0e} of the "
+        f"largest. At {content['radius']:g} no point, corners and where gradients lead among them, "
+        f"has a logit further outside than {max(row['beyond'] for row in bounded.values()):.0e} of "
+        "that.",
     ]  # fmt: skip
     return "\n".join(lines)
 
