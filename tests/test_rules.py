@@ -24,8 +24,8 @@ from torch import nn
 import acert
 from acert.bounds import Interval, propagate
 from acert.bounds.bound_pass import BoundPass
-from acert.bounds.interval import operation_name
 from acert.bounds.proven import proven_margin
+from acert.bounds.refusals import operation_name
 from acert.bounds.rounding import FLOAT32, REAL
 from acert.bounds.rules import affine as affine_rules
 from acert.bounds.rules.affine import convolution_by_matmul

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from acert.bounds.backward import BACKWARD, LOCAL, REACHING
 from acert.bounds.bound_pass import Source
-from acert.bounds.interval import Interval, intervals_in, refuse
+from acert.bounds.interval import Interval, intervals_in
 from acert.bounds.linear_bound import LinearBound, Step, padded
+from acert.bounds.refusals import refuse
 from acert.errors import InvalidInput
 
 __all__ = ["crown_differences", "walked_back"]

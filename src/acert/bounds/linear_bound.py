@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from acert.bounds.bound_pass import BatchStatistics, Source
-from acert.bounds.interval import Interval, Part, refuse
+from acert.bounds.interval import Interval, Part
+from acert.bounds.refusals import refuse
 from acert.bounds.rounding import REAL, Rounding, own_gamma
 
 __all__ = ["LinearBound", "Step", "dot", "padded", "scaled"]

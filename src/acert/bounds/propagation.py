@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 import acert.bounds.rules  # noqa: F401  fills the rule table
 from acert.bounds.checks import check_finite_float, check_model, check_unwrapped
-from acert.bounds.interval import NO_RULE, BatchStatistics, BoundPass, Interval, intervals_in
+from acert.bounds.interval import BatchStatistics, BoundPass, Interval, intervals_in
+from acert.bounds.refusals import NO_RULE
 from acert.bounds.rounding import HALVES
 from acert.bounds.substitution import called_with, copied_buffers, fixed_parameters, other_buffers
 from acert.errors import InvalidInput, UnsupportedOperation

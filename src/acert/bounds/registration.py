@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from acert.bounds.interval import intervals_in, refuse
+from acert.bounds.interval import intervals_in
+from acert.bounds.refusals import refuse
 from acert.bounds.table import RULES, Entry, Function, inplace_at
 from acert.errors import InvalidInput
 

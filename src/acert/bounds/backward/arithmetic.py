@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from acert.bounds.backward.table import backward
-from acert.bounds.interval import Interval, refuse
+from acert.bounds.interval import Interval
 from acert.bounds.linear_bound import Step
+from acert.bounds.refusals import refuse
 from acert.bounds.rules.arithmetic import Operand
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from acert.bounds.backward.affine import batched, convolution, each
 from acert.bounds.backward.table import backward, everywhere
-from acert.bounds.interval import Interval, refuse
+from acert.bounds.interval import Interval
 from acert.bounds.linear_bound import Step
+from acert.bounds.refusals import refuse
 from acert.bounds.table import RULES, Function
 
 # How many axes the windows of an operation have.

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from acert.bounds.backward.table import backward, crossing, everywhere
-from acert.bounds.interval import Interval, refuse
+from acert.bounds.interval import Interval
 from acert.bounds.linear_bound import Step, scaled
+from acert.bounds.refusals import refuse
 from acert.bounds.rounding import OWN_UNIT, REAL
 
 Line = tuple[Tensor, Tensor | None]  # slope, and the value at 0; None for 0

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from acert.bounds.backward.table import backward
-from acert.bounds.interval import Interval, refuse
+from acert.bounds.interval import Interval
 from acert.bounds.linear_bound import Step
+from acert.bounds.refusals import refuse
 
 
 def _refuse_mixed(step: Step) -> NoReturn:

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from acert.bounds.bound_pass import versions
-from acert.bounds.interval import Affine, Interval, copied, refuse
+from acert.bounds.interval import Affine, Interval, copied
 from acert.bounds.pending import Convolution, Stored
+from acert.bounds.refusals import refuse
 from acert.bounds.rounding import HALVES, own_gamma
 from acert.bounds.table import rule
 

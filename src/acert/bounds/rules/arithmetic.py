@@ -10,7 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from acert.bounds.interval import Interval, constant, refuse
+from acert.bounds.interval import Interval, constant
+from acert.bounds.refusals import refuse
 from acert.bounds.rounding import Rounding
 from acert.bounds.rules.elementwise import valley
 from acert.bounds.table import rule

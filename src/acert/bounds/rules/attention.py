@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.interval import Interval, constant, refuse
+from acert.bounds.interval import Interval, constant
+from acert.bounds.refusals import refuse
 from acert.bounds.rounding import Rounding, largest_magnitude
 from acert.bounds.rules.affine import averaged, linear
 from acert.bounds.rules.arithmetic import add, mul

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from acert.bounds.interval import Interval, refuse
+from acert.bounds.interval import Interval
 from acert.bounds.pending import ball_in_place
+from acert.bounds.refusals import refuse
 from acert.bounds.table import rule
 
 # Where GELU and SiLU are smallest. The slope there is 0, so the last digit is of no account.

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.interval import Interval, refuse
+from acert.bounds.interval import Interval
+from acert.bounds.refusals import refuse
 from acert.bounds.rounding import OWN_UNIT, Rounding, own_gamma
 from acert.bounds.rules.arithmetic import mul
 from acert.bounds.rules.elementwise import absolute, square_root

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.interval import Interval, Uncertain, refuse
+from acert.bounds.interval import Interval
+from acert.bounds.refusals import Uncertain, refuse
 from acert.bounds.rules.arithmetic import Operand
 from acert.bounds.rules.elementwise import increasing
 from acert.bounds.rules.shape import ends_of

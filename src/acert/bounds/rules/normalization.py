@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.interval import Interval, refuse
+from acert.bounds.interval import Interval
+from acert.bounds.refusals import refuse
 from acert.bounds.rounding import OWN_UNIT, REAL, Rounding, own_gamma
 from acert.bounds.rules.affine import batch_norm
 from acert.bounds.rules.elementwise import square_root

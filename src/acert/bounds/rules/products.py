@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acert.bounds.interval import Interval, constant, refuse
+from acert.bounds.interval import Interval, constant
+from acert.bounds.refusals import refuse
 from acert.bounds.rounding import OWN_UNIT, own_gamma
 from acert.bounds.rules.affine import affine, averaged, linear
 from acert.bounds.rules.arithmetic import Operand, add

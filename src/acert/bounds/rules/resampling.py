@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from acert.bounds.interval import Interval, refuse
+from acert.bounds.interval import Interval
+from acert.bounds.refusals import refuse
 from acert.bounds.rules.affine import averaged, sizes_of
 from acert.bounds.table import RULES, rule
 

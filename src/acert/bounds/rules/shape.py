@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.interval import Interval, constant, intervals_in, refuse
+from acert.bounds.interval import Interval, constant, intervals_in
+from acert.bounds.refusals import refuse
 from acert.bounds.rounding import FLOAT32
 from acert.bounds.table import Function, rule
 
