@@ -1,6 +1,6 @@
 """Which of timm's architectures have bounds, as they are: one of each family, untrained.
 
-    python benchmarks/architectures.py                 builds them, writes the record and the page
+    python benchmarks/architectures.py                 builds them (timm is needed), writes record and page
     python benchmarks/architectures.py --from-record   writes the list of docs/architectures.md anew
 
 Every model is timm's own, with ten classes and random weights, on the smallest images of 32, 64 or
@@ -144,15 +144,17 @@ def listed(content: dict[str, Any]) -> str:
         if "refused" in row:
             reasons[row["refused"].partition(" (in ")[0].partition(". ")[0]].append(name)
     times = sorted(row["times"] for row in bounded.values())
-    wide = [name for name, row in bounded.items() if not row["finite"]]
+    wide = ", ".join(f"`{name}`" for name, row in bounded.items() if not row["finite"])
+    most = max(row["beyond"] for row in bounded.values())
+    outside = (
+        f"further outside of its bounds than {most:.0e} of that" if most else "outside of its bounds"
+    )
     lines = [
         f"**{len(bounded)} of {len(rows)}** have bounds, in the median at "
         f"{times[len(times) // 2]:.1f} times the time of a forward pass (from {times[0]:.1f} to "
         f"{times[-1]:.1f}): {', '.join(f'`{name}`' for name in bounded)}.",
         "",
-        *(
-            f"- Infinite already at a radius of {content['radius']:g}: `{name}`." for name in wide
-        ),
+        *([f"- Infinite already at a radius of {content['radius']:g}: {wide}."] if wide else []),
         *(f"- Refused, {reason}: {', '.join(f'`{one}`' for one in names)}."
           for reason, names in reasons.items()),
         "",
@@ -160,8 +162,7 @@ def listed(content: dict[str, Any]) -> str:
         f"{facts['commit'][:7]}: `{facts['command']}`. Of the images themselves the rules compute "
         f"the model's own logits, to {max(row['off'] for row in bounded.values()):.0e} of the "
         f"largest. At {content['radius']:g} no point, corners and where gradients lead among them, "
-        f"has a logit further outside than {max(row['beyond'] for row in bounded.values()):.0e} of "
-        "that.",
+        f"has a logit {outside}.",
     ]  # fmt: skip
     return "\n".join(lines)
 

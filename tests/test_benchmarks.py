@@ -390,6 +390,12 @@ def test_architectures_have_bounds_or_are_refused_by_name(tmp_path, monkeypatch)
     assert "- Refused, torch.cos: it has no bound rule: `cos`." in text
 
 
+def test_the_list_of_architectures_is_that_of_its_record():
+    wanted = architectures.listed(json.loads(architectures.RECORD.read_text(encoding="utf-8")))
+    page = architectures.PAGE.read_text(encoding="utf-8")
+    assert f"<!-- architectures:begin -->\n{wanted}\n<!-- architectures:end -->" in page
+
+
 def test_a_logit_outside_of_its_bounds_is_seen(monkeypatch):
     interval_bounds = acert.interval_bounds
 
