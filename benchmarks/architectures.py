@@ -1,13 +1,13 @@
 """Which of timm's architectures have bounds, as they are: one of each family, untrained.
 
-    python benchmarks/architectures.py                 builds them (timm is needed), writes record and page
+    python benchmarks/architectures.py                 builds them, writes the record and the page
     python benchmarks/architectures.py --from-record   writes the list of docs/architectures.md anew
 
-Every model is timm's own, with ten classes and random weights, on the smallest images of 32, 64 or
-224 pixels that it takes; a model that takes none of these gets its own size. Weights that start at
-0 are drawn too, or some logits would not depend on the image. What the rules compute of an image
-alone is compared with its logits, the bounds of a small box with logits at points of it, corners
-and where gradients lead among them. What has no rule is refused by name.
+It needs timm. Every model is timm's own, with ten classes and random weights, on the smallest
+images of 32, 64 or 224 pixels that it takes; a model that takes none of these gets its own size.
+Weights that start at 0 are drawn too, or some logits would not depend on the image. What the rules
+compute of an image alone is compared with its logits, the bounds of a small box with logits at
+points of it, corners and where gradients lead among them. What has no rule is refused by name.
 """
 
 from __future__ import annotations
@@ -146,9 +146,7 @@ def listed(content: dict[str, Any]) -> str:
     times = sorted(row["times"] for row in bounded.values())
     wide = ", ".join(f"`{name}`" for name, row in bounded.items() if not row["finite"])
     most = max(row["beyond"] for row in bounded.values())
-    outside = (
-        f"further outside of its bounds than {most:.0e} of that" if most else "outside of its bounds"
-    )
+    outside = "outside of its bounds" + (f" by more than {most:.0e} of that" if most else "")
     lines = [
         f"**{len(bounded)} of {len(rows)}** have bounds, in the median at "
         f"{times[len(times) // 2]:.1f} times the time of a forward pass (from {times[0]:.1f} to "
