@@ -82,6 +82,15 @@ def test_an_image_that_proves_nothing_gets_0_and_leaves_the_others_alone():
     assert radius.tolist() == [alone.item(), 0, 0, 0, 0, 0, alone.item()]
 
 
+def test_autocast_around_it_changes_nothing():
+    """In half precision the logits would be others than those that the radii speak of."""
+    classifier, images = small(), torch.rand(3, 4)
+    expected = classifier(images)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = classifier(images)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
 def test_without_a_domain_only_finite_images_count():
     classifier = small(domain=None)
     images = torch.tensor([[0.5, 0.5, 0.5, 0.5], [9.0, -9.0, 9.0, 9.0], [0.0, 0.0, 0.0, math.inf]])

@@ -498,7 +498,13 @@ def test_a_bias_of_another_shape_is_no_number_a_feature():
 def test_a_ball_that_overflowed_is_no_point():
     """In float16 at 65504; the margin would be minus infinity, and the sample certified."""
     channel = [torch.zeros(1), torch.ones(1), torch.ones(1), torch.zeros(1)]
-    for center, radius in ((math.inf, 1.0), (1.0, math.inf), (math.nan, 1.0), (1.0, math.nan)):
+    for center, radius in (
+        (math.inf, 1.0),
+        (-math.inf, 1.0),
+        (1.0, math.inf),
+        (math.nan, 1.0),
+        (1.0, math.nan),
+    ):
         ball = torch.tensor([[center]]), torch.tensor([[radius]])
         assert bool(fused.relu_of_scaled(*ball, *channel)[1].isnan())
 

@@ -523,6 +523,16 @@ def test_of_many_settings_those_that_most_share_go_without_saying(tmp_path):
     }  # fmt: skip
 
 
+def test_runs_without_a_field_are_not_taken_for_those_with_its_usual_value(tmp_path):
+    """As records are that are older than the field."""
+    base = {"l1": 0.1, "regularization": 0.5}
+    make_run(tmp_path / "older", settings=base)
+    for name, change in (("usual", {}), ("l1", {"l1": 0.2}), ("weight", {"regularization": 0.7})):
+        make_run(tmp_path / name, settings={**base, **change, "elide": True, "clip_norm": 9.0})
+    variants = [group.variant for group in collect([tmp_path]).groups]
+    assert len(set(variants)) == 4
+
+
 def test_a_share_of_bounds_is_always_named(tmp_path):
     make_run(tmp_path / "a", settings={"method": {"class": "CcIBP", "kappa": 0.0,
                                                   "bound_share": 0.3}})  # fmt: skip

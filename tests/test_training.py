@@ -102,6 +102,7 @@ def test_a_radius_larger_than_the_domain_is_refused():
     with pytest.raises(InvalidInput, match=r"at most the width of the domain, 1; got 1\.5"):
         settings(max_radius=1.5)
     settings(max_radius=1.5, domain=(-1.0, 1.0))
+    settings(max_radius=0.2, domain=(0.1, 0.3))  # whose ends are not 0.2 apart in floating point
 
 
 @pytest.mark.parametrize("channels", [1, 3])

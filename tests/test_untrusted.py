@@ -524,6 +524,7 @@ def test_state_dicts_that_are_something_else(tmp_path):
         (lambda: packed_pt(path, b"\x80\x02}.", zipfile.ZIP_DEFLATED), "are compressed"),
         (lambda: pt_file(path, torch.ones(2)), "it holds a Tensor, not a state dict"),
         (lambda: pt_file(path, {"model": weights}), "under 'model' seems to be one: save that"),
+        (lambda: pt_file(path, {"epoch": 3, "model": weights}), "under 'model' seems to be one"),
         (lambda: pt_file(path, {**weights, "epoch": 3}), "only; got int under 'epoch'"),
         (lambda: pt_file(path, weights, _use_new_zipfile_serialization=False), "not a zip file"),
         (lambda: zipfile.ZipFile(path, "w").close(), "it does not hold one data.pkl"),

@@ -125,8 +125,8 @@ def _relu_of_scaled(
         # By themselves these take the number beside a NaN: a ball that overflowed would be a point.
         half = tl.maximum(0.5 * upper, 0.0, propagate_nan=tl.PropagateNan.ALL)
         middle = tl.maximum(half, c, propagate_nan=tl.PropagateNan.ALL)
-        r_or_nan = r + (half - half)  # NaN where half is infinite
-        reach = tl.minimum(half, r_or_nan, propagate_nan=tl.PropagateNan.ALL)
+        known = r + ((half - half) + (c - c))  # NaN where half or the center is infinite
+        reach = tl.minimum(half, known, propagate_nan=tl.PropagateNan.ALL)
         tl.store(out_center + at, middle, mask=inside)
         tl.store(out_radius + at, reach, mask=inside)
         if OBSERVE:

@@ -65,7 +65,7 @@ class Settings:
         low, high = self.domain
         if not low < high:
             faults.append(f"`domain` must be (low, high) with low < high; got {self.domain}")
-        elif not self.max_radius <= high - low:
+        elif not self.max_radius <= (high - low) * (1 + 1e-6):  # 0.3 - 0.1 is below 0.2
             faults.append(
                 f"`max_radius` must be at most the width of the domain, {high - low:g}; "
                 f"got {self.max_radius}"

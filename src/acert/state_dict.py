@@ -74,9 +74,10 @@ def _from_torch(path: Path) -> dict[str, Tensor]:
     found = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__}, not a state dict")
+    inner = [name for name, value in found.items() if isinstance(value, dict)]
+    if inner:
+        raise ValueError(f"what it holds under {inner[0]!r} seems to be one: save that alone")
     for name, value in found.items():
-        if isinstance(value, dict):
-            raise ValueError(f"what it holds under {name!r} seems to be one: save that alone")
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise ValueError(
                 f"it has names and tensors only; got {type(value).__name__} under {name!r}"

@@ -107,7 +107,7 @@ def _check_fit(model: nn.Module, arrays: dict[str, Any], source: Path) -> None:
     for name in sorted({*wanted, *arrays}):
         if name not in arrays:
             # What DataParallel and torch.compile put in front of every name.
-            other = next((key for key in arrays if key.endswith(f".{name}")), None)
+            other = next((key for key in {*arrays} - {*wanted} if key.endswith(f".{name}")), None)
             hint = "" if other is None else f", but {other}: take {other[: -len(name)]!r} away"
             raise RunError(f"{source} does not fit the model: it has no {name}{hint}")
         if name not in wanted:

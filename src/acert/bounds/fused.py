@@ -66,8 +66,9 @@ def _forward(
     scale = inverse * factor
     middle, reach = (center.to(scale) - mean) * scale + shift, radius.to(scale) * scale.abs()
     half = (0.5 * (middle + reach)).relu()
-    # NaN where half is infinite: a ball that overflowed is no point, wherever its center is.
-    output = torch.maximum(half, middle), torch.minimum(half, reach + (half - half))
+    # NaN where one of these is infinite: a ball that overflowed is no point, wherever it lies.
+    unknown = (half - half) + (middle - middle)
+    output = torch.maximum(half, middle), torch.minimum(half, reach + unknown)
     sums = middle.new_zeros((_pieces(center), len(SUMS)))
     if observe:
         on, off = (middle > reach).to(scale), (middle + reach < 0).to(scale)

@@ -138,7 +138,7 @@ def _certify(options: argparse.Namespace) -> int:
         if value is not None and not value > 0:
             raise InvalidInput(f"`{flag}` must be above 0; got {value}")
     width = domain[1] - domain[0]
-    if max_radius > width:
+    if max_radius > width * (1 + 1e-6):  # 0.3 - 0.1 is below 0.2
         raise InvalidInput(
             f"`--max-radius` must be at most the width of the domain, {width:g}; got {max_radius:g}"
         )

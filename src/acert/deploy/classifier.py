@@ -79,7 +79,16 @@ class CertifiedClassifier(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (batch, classes), predicted classes (batch,) and their radii (batch,)."""
+        """Logits (batch, classes), predicted classes (batch,) and their radii (batch,).
+
+        In float32 under autocast too: the radii are those of float32 logits.
+        """
+        if not torch.compiler.is_compiling():
+            with torch.autocast(images.device.type, enabled=False):
+                return self._answered(images)
+        return self._answered(images)
+
+    def _answered(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if images.dtype != torch.float32:
             raise InvalidInput(f"`images` must be float32; got {images.dtype}")
         if self.training:

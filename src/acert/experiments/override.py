@@ -14,6 +14,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
+from inspect import isabstract
 from types import NoneType, UnionType
 from typing import Any
 
@@ -159,9 +160,10 @@ def _value(text: str, kind: type, path: str, before: Any) -> Any:
 
 
 def _kinds(kind: type) -> list[type]:
-    """The classes below one that have none below themselves; that one if there are none."""
+    """A class and those below it, but for what several have in common alone."""
     below: list[type] = kind.__subclasses__()
-    return [each for one in below for each in _kinds(one)] or [kind]
+    own = [] if isabstract(kind) else [kind]
+    return own + [each for one in below for each in _kinds(one)]
 
 
 def _plain(word: ast.keyword, path: str) -> Any:

@@ -253,7 +253,7 @@ def _variant(run: Run, siblings: Sequence[Run]) -> str:
     ]
     for name in differing:
         held = [one.settings.get(name) for one in siblings]
-        if many and 2 * held.count(run.settings.get(name)) > len(held):
+        if many and None not in held and 2 * held.count(run.settings.get(name)) > len(held):
             continue
         # Where a class differs its fields do too, and what the data are follows from other fields:
         # such a field says something among runs that are alike in those.

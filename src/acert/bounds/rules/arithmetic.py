@@ -50,7 +50,7 @@ def add(input: Operand, other: Operand, *, alpha: float = 1) -> Interval:
         if chain.takes(shift):
             return Interval.of(chain.then(torch.add, shift))
     if like.rounding is not None and any(_some_infinite(part) for part in constants):
-        return _masked(like, constant(constants[0], like))
+        return _masked(_interval(input, other), constant(constants[0], like))
     (center, radius), (shift, other_radius) = _ball(input, like), _ball(other, like)
     output = center + shift
     radii = [r for r in (radius, other_radius) if r is not None]
@@ -181,10 +181,10 @@ def _quotient(input: Operand, other: Interval) -> Interval:
     # Elsewhere a divisor of 1, or gradients would be NaN.
     low, high = (torch.where(known, end, 1.0) for end in (low, high))
     corners = torch.stack((lower / low, lower / high, upper / low, upper / high))
-    least, most = corners.amin(0), corners.amax(0)
-    if other.rounding is None:
-        return Interval(torch.where(known, least, -math.inf), torch.where(known, most, math.inf))
-    center, radius = Interval(least, most).within(other.bound_pass).as_ball()
+    output = Interval(corners.amin(0), corners.amax(0)).within(other.bound_pass)
+    center, radius = output.as_ball()
+    if other.rounding is None:  # a center that is a number, for whatever saturates behind it
+        return Interval.ball(center, torch.where(known, radius, math.inf))
     factor = 1 / nearest.clamp(min=other.rounding.tiny)
     size = torch.maximum(lower.abs(), upper.abs())
     known = known & (size <= other.rounding.largest)
