@@ -437,6 +437,17 @@ def test_a_truncated_state_is_replaced_by_the_one_before(reference, tmp_path, bo
     assert figures(folder) == figures(reference)
 
 
+def test_a_run_whose_state_is_gone_starts_again_and_says_so(reference, tmp_path, capsys):
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train_run(experiment(), out=folder, progress=at(STEPS + 4, interrupt))
+    for name in ("state.safetensors", "state.previous.safetensors"):
+        (folder / name).unlink()
+    resume_run(folder, progress=False)
+    assert "run has no state any more; it starts from nothing again" in capsys.readouterr().err
+    assert weights(folder) == weights(reference)
+
+
 def test_a_run_killed_before_its_first_state_starts_again(reference, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):

@@ -85,6 +85,8 @@ class Execution:
             state = records.read_state(self.folder) if resume else None
             if state is not None:
                 self._restore(state)
+            elif resume and records.read_metrics(self.folder):
+                self._note(f"{self.folder} has no state any more; it starts from nothing again")
             # Rows that the state does not know yet are cut off: they will be made again.
             records.write_metrics(self.folder, self.rows)
             self._write_environment(command)
@@ -274,8 +276,11 @@ class Execution:
         self.pending, self.seconds_before = facts["pending"], facts["elapsed"]
         self.saved_step = self.trainer.step
         if state.complaint is not None:
-            for listener in self.listeners:
-                listener.note(state.complaint)
+            self._note(state.complaint)
+
+    def _note(self, text: str) -> None:
+        for listener in self.listeners:
+            listener.note(text)
 
     def _check(self, facts: dict[str, Any]) -> None:
         """Refuses plain facts of a state that no run of this length can have."""
