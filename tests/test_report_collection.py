@@ -538,6 +538,13 @@ def test_a_share_of_bounds_is_always_named(tmp_path):
                                                   "bound_share": 0.3}})  # fmt: skip
     make_run(tmp_path / "b", method="FastIBP")
     assert [group.variant for group in collect([tmp_path]).groups] == ["", "bound share 0.3"]
+    method = {"class": "CcIBP", "kappa": 0.0, "bound_share": 0.3}
+    for name, change in (("c", {"epochs": 9}), ("d", {"l1": 0.2}), ("e", {"clip_norm": 3.0})):
+        make_run(tmp_path / name, settings={"method": method, **change})
+    make_run(tmp_path / "f", settings={"method": {**method, "bound_share": 0.5}})
+    groups = [group for group in collect([tmp_path]).groups if group.method == "CC-IBP"]
+    assert all("bound share" in group.variant for group in groups)
+    assert len({group.variant for group in groups}) == 5
 
 
 def test_numbers_of_variants_have_six_digits_where_those_tell_them_apart(tmp_path):

@@ -230,8 +230,8 @@ def _order(method: str, variant: str) -> _Order:
 def _variant(run: Run, siblings: Sequence[Run]) -> str:
     """The settings in which a run differs from others of its method, kappa apart.
 
-    Of many such settings those that most of the others share go without saying. What a method has
-    in place of kappa is always said.
+    Of many such settings those that most of the others share go without saying. The share of bounds
+    in a loss is always said: without it nobody knows which loss that is.
     """
     names = list(dict.fromkeys(name for one in siblings for name in one.settings))
     differing = [
@@ -253,7 +253,8 @@ def _variant(run: Run, siblings: Sequence[Run]) -> str:
     ]
     for name in differing:
         held = [one.settings.get(name) for one in siblings]
-        if many and None not in held and 2 * held.count(run.settings.get(name)) > len(held):
+        usual = None not in held and 2 * held.count(run.settings.get(name)) > len(held)
+        if many and usual and not name.endswith(_SHARE):
             continue
         # Where a class differs its fields do too, and what the data are follows from other fields:
         # such a field says something among runs that are alike in those.

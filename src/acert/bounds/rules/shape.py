@@ -131,9 +131,9 @@ def _held(value: Tensor, like: Interval) -> tuple[Tensor, Tensor]:
     slack = 2 * rounding.unit * value.abs() + rounding.tiny
     slack = torch.where(value.float() == value, 0.0, slack)
     lower, upper = value - slack, value + slack
-    least = FLOAT32.largest
-    lower = torch.where(value < -least, -math.inf, torch.where(value > least, least, lower))
-    upper = torch.where(value > least, math.inf, torch.where(value < -least, -least, upper))
+    most = FLOAT32.largest
+    lower = torch.where(value < -most, -math.inf, torch.where(value > most, most, lower))
+    upper = torch.where(value > most, math.inf, torch.where(value < -most, -most, upper))
     return lower, upper
 
 
