@@ -36,7 +36,7 @@ def made(method: str, processes: Processes, dtype: torch.dtype) -> Trainer:
     settings = Settings(
         method=METHODS[method](**({} if method == "standard" else {"kappa": 0.3})),
         max_radius=0.1, epochs=100, batch_size=BATCH, l1=1e-4,
-        radius_schedule=SmoothRadius(start_epoch=2, length=20),
+        radius_schedule=SmoothRadius(start_epoch=2, length=6),
         augmentation=Augmentation(padding=1, flip=True),
     )  # fmt: skip
     split = Split(images, torch.arange(SAMPLES) % CLASSES)
