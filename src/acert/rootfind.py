@@ -81,11 +81,9 @@ class _State(NamedTuple):
         width = upper - lower
         return cls(*ends, b, f_b, c, f_c, c, f_c, width, width, (0.5 * _LAG) * width, ends)
 
-    @property
     def midpoint(self) -> Tensor:
         return 0.5 * self.lower + 0.5 * self.upper  # the sum itself may overflow
 
-    @property
     def half_width(self) -> Tensor:
         return 0.5 * (self.upper - self.lower)
 
@@ -112,7 +110,7 @@ class _State(NamedTuple):
         f_a = torch.where(x_is_best, self.f_b, f_x)
         d = x - self.b
         # After a bisection or a change of sign, older steps say nothing about the next one.
-        forget = (x == self.midpoint) | (below != (self.f_b < 0))
+        forget = (x == self.midpoint()) | (below != (self.f_b < 0))
         e = torch.where(forget, d, self.d)
         return _State(*ends, b, f_b, c, f_c, a, f_a, d, e, 0.5 * self.schedule, self.first)
 
@@ -246,7 +244,7 @@ class Bisection(Solver):
     """Halves the bracket each step."""
 
     def _proposal(self, state: _State) -> Tensor:
-        return state.midpoint
+        return state.midpoint()
 
     def _estimate(self, state: _State) -> Tensor:
         return _secant_root(state)
@@ -281,7 +279,7 @@ class Brent(Solver):
         safe &= 2 * length < torch.minimum(before, 1.5 * width.abs() - delta)
         arrived = safe & (length <= delta)
         step = torch.where(arrived, delta.copysign(width), step)
-        return _on_schedule(state, torch.where(safe, b + step, state.midpoint), arrived)
+        return _on_schedule(state, torch.where(safe, b + step, state.midpoint()), arrived)
 
     def _estimate(self, state: _State) -> Tensor:
         return _secant_root(state)
@@ -313,7 +311,7 @@ class PowerLaw(Solver):
     def _proposal(self, state: _State) -> Tensor:
         x = self._estimate(state)
         # Nearer to an end than this, and the bracket would hardly get smaller.
-        gap = torch.minimum(0.5 * self._tolerance(x.abs()), state.half_width)
+        gap = torch.minimum(0.5 * self._tolerance(x.abs()), state.half_width())
         x = x.clamp(state.lower + gap, state.upper - gap)
         return _on_schedule(state, x, torch.zeros_like(x, dtype=torch.bool))
 
@@ -331,7 +329,7 @@ class PowerLaw(Solver):
         length, rise = torch.where(near, left, right), torch.where(near, f_left, f_right)
         x = start + length * (-f_start / rise).pow(1 / power)
         inside = (x >= state.lower) & (x <= state.upper)  # neither is true of NaN
-        return torch.where(inside, x, state.midpoint)
+        return torch.where(inside, x, state.midpoint())
 
 
 def _on_schedule(state: _State, x: Tensor, arrived: Tensor) -> Tensor:
@@ -341,7 +339,7 @@ def _on_schedule(state: _State, x: Tensor, arrived: Tensor) -> Tensor:
     their geometric mean, so that a later step still has something to risk. Only a step that claims
     to have arrived at the root may risk all.
     """
-    geometric_mean = state.half_width.sqrt() * state.schedule.sqrt()
+    geometric_mean = state.half_width().sqrt() * state.schedule.sqrt()
     larger_side = torch.where(arrived, state.schedule, geometric_mean)
     return x.clamp(state.upper - larger_side, state.lower + larger_side)
 

@@ -41,7 +41,6 @@ class Source(NamedTuple):
     versions: list[int]
     part: int
 
-    @property
     def changed(self) -> bool:
         """Whether a constant was overwritten after the call, so that the record misleads."""
         return self.versions != versions((self.arguments, [*self.keywords.items()]))

@@ -66,7 +66,7 @@ def walked_back(bound: LinearBound) -> Tensor:
         rule = BACKWARD.get(source.rule)
         if rule is None:
             refuse(source.function, 'CROWN has no backward rule for it; `bounds="ibp"` has one')
-        if source.changed:
+        if source.changed():
             refuse(source.function, "one of its constants was overwritten after the bound pass")
         arguments, keywords = source.arguments, source.keywords
         if part is not None and source.rule in LOCAL:

@@ -337,7 +337,7 @@ class Interval:
     @property
     def _any(self) -> Tensor:
         if isinstance(self._pending, (Chain, Stored, Scaled)):
-            return self._pending.like
+            return self._pending.like()
         tensor = self.as_ball()[0] if self.is_ball else self._lower
         assert tensor is not None
         return tensor
@@ -360,8 +360,10 @@ class Interval:
     @property
     def dtype(self) -> torch.dtype:
         """Type of either end."""
-        if isinstance(self._pending, (Stored, Scaled)):
-            return self._pending.dtype
+        if self.stored is not None:
+            return self.stored.dtype
+        if self.scaled is not None:
+            return self.scaled.stored.dtype
         return self._any.dtype
 
     @property
@@ -438,7 +440,7 @@ class Interval:
                 "checkpoint), where gradients of bounds end: write it without one, or ask for "
                 "bounds under torch.no_grad()",
             )
-        proven = bool(inputs) and inputs[0].rounding is not None
+        proven = len(inputs) > 0 and inputs[0].rounding is not None
         if proven and torch.is_autocast_enabled(inputs[0].device.type):
             refuse(
                 "torch.autocast",

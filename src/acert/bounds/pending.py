@@ -107,15 +107,14 @@ class Chain(NamedTuple):
     radius: Tensor
     operations: tuple[Operation, ...] = ()
 
-    @property
     def like(self) -> Tensor:
         """A tensor of the ball's shape, dtype and device."""
         return self.points.images
 
     def takes(self, constant: Tensor) -> bool:
         """Whether an operation with this constant needs no gradient and keeps the shape."""
-        sizes = zip(reversed(constant.shape), reversed(self.like.shape), strict=False)
-        fits = constant.ndim <= self.like.ndim and all(own in (1, size) for own, size in sizes)
+        sizes = zip(reversed(constant.shape), reversed(self.like().shape), strict=False)
+        fits = constant.ndim <= self.like().ndim and all(own in (1, size) for own, size in sizes)
         return fits and not constant.requires_grad
 
     def then(self, operation: Callable[[Tensor, Tensor], Tensor], constant: Tensor) -> Chain:
@@ -146,7 +145,6 @@ class Stored(NamedTuple):
     graded: bool
     bias: Tensor | None = None
 
-    @property
     def like(self) -> Tensor:
         """A tensor of the ball's shape and device."""
         return self.center
@@ -187,26 +185,15 @@ class Scaled(NamedTuple):
     shift: Tensor
     sums: Tensor | None = None
 
-    @property
     def like(self) -> Tensor:
         """A tensor of the ball's shape and device."""
         return self.stored.center
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the ball."""
-        return self.stored.dtype
-
-    @property
-    def graded(self) -> bool:
-        """Whether gradients were on where the model made it."""
-        return self.stored.graded
 
     def ball(self) -> tuple[Tensor, Tensor]:
         """Center and radius in front of the ReLU."""
         center, radius = self.stored._replace(bias=None).ball()
         shape = (-1, *[1] * (center.ndim - 2))
-        with torch.set_grad_enabled(self.graded):
+        with torch.set_grad_enabled(self.stored.graded):
             scale = (self.inverse * self.factor).view(shape)
             center = (center - self.mean.view(shape)) * scale + self.shift.view(shape)
             return center, radius * scale.abs()
@@ -225,7 +212,9 @@ class Scaled(NamedTuple):
             center, radius, self.mean, self.inverse, self.factor, self.shift, observe=observe
         )
         center, radius = (x.view(shape).permute(back) for x in (center, radius))
-        return Stored(center, radius, self.dtype, self.graded), self._replace(sums=sums)
+        return self.stored._replace(center=center, radius=radius, bias=None), self._replace(
+            sums=sums
+        )
 
 
 Pending = Convolution | Chain | Stored | Scaled

@@ -43,7 +43,7 @@ def valley(input: Interval, function: Callable[[Tensor], Tensor], argmin: float)
 
 @rule(F.relu, torch.relu, torch.Tensor.relu, inplace=(torch.relu_, torch.Tensor.relu_), ulps=0)
 def relu(input: Interval) -> Interval:
-    if input.scaled is not None and input.scaled.graded == torch.is_grad_enabled():
+    if input.scaled is not None and input.scaled.stored.graded == torch.is_grad_enabled():
         stored, seen = input.scaled.relu(observe=input.bound_pass.observe)
         if input.bound_pass.observe:
             input.bound_pass.relu_inputs.append(Interval.of(seen))
