@@ -4,7 +4,7 @@ Each says how the coefficients A of an operation's result become coefficients of
 Affine operations cost the bound nothing but rounding. Importing this package fills the table.
 """
 
-from acert.bounds.backward import affine, arithmetic, pooling, relaxation, s_shaped, shape
+from acert.bounds.backward import affine, arithmetic, curves, pooling, relaxation, s_shaped, shape
 from acert.bounds.backward.table import BACKWARD, LOCAL, REACHING, RELAXED, SUMS, backward
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "affine",
     "arithmetic",
     "backward",
+    "curves",
     "pooling",
     "relaxation",
     "s_shaped",
