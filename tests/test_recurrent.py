@@ -83,9 +83,10 @@ CLASSIFIERS = {
 
 
 def sequences(count):
-    """Noisy copies of three sequences."""
+    """Noisy copies of three sequences, each the same in all places."""
     labels = torch.arange(count) % 3
-    return 0.7 * torch.rand(3, 4, 2)[labels] + 0.3 * torch.rand(count, 4, 2), labels
+    whole = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])[labels].unsqueeze(1)
+    return 0.7 * whole + 0.3 * torch.rand(count, 4, 2), labels
 
 
 # -- by hand --------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def test_bounds_of_a_point_are_what_the_layer_returns(layer, started):
             hx = torch.randn(count, samples, extra.get("proj_size", 4)).double()
             hx = (hx, torch.randn(count, samples, 4).double()) if kind is nn.LSTM else hx
         found, wanted = module(Interval(x, x), hx), module(x, hx)
-        assert type(found[1]) is type(wanted[1]) or not started
+        assert isinstance(found[1], tuple) == isinstance(wanted[1], tuple)
         for bounds, value in zip(flat(found), flat(wanted), strict=True):
             torch.testing.assert_close(bounds.lower, value)
             torch.testing.assert_close(bounds.upper, value)
@@ -282,6 +283,7 @@ def gru_step(x, h, weights, *, order, form):
     return [(1 - z) * n + z * h, n + z * (h - n), h + (1 - z) * (n - h)][form]
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
 def test_every_float32_evaluation_of_an_lstm_is_inside(scale, offset):
@@ -393,7 +395,7 @@ def exactly(kind, layer, points, start):
 def test_exact_values_are_inside(kind, scale):
     makers = {"lstm": nn.LSTM, "gru": nn.GRU}
     how = {} if kind in makers else {"nonlinearity": kind}
-    layer = makers.get(kind, nn.RNN)(3, 4, **how)
+    layer = makers.get(kind, nn.RNN)(3, 4, **how).requires_grad_(False)
     for parameter in layer.parameters():
         parameter.data.mul_(scale)
     center, start = torch.randn(3, 2, 3), torch.randn(1, 2, 4)
@@ -437,30 +439,29 @@ def test_a_constant_start_is_rounded_by_the_network(layer):
 
 def test_a_state_that_float32_has_not_proves_nothing():
     module, x = nn.LSTM(2, 3), torch.zeros(1, 1, 2)
-    state = (torch.zeros(1, 1, 3).double(), torch.full((1, 1, 3), 1e39).double())
-    for rounding, proven in ((FLOAT32, False), (REAL, True)):
-        _, (_, memory) = propagated(module, x, x, rounding, state)
-        assert bool(memory.upper.isfinite().all()) == proven
+    state = torch.zeros(1, 1, 3), torch.full((1, 1, 3), 1e39, dtype=torch.float64)
+    _, (_, memory) = propagated(module, x, x, FLOAT32, state)
+    assert bool(memory.upper.isnan().all())
 
 
 # -- whole models ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rnn", "lstm", "gru", "lstm cell"])
-def test_they_train_with_acert(name):
+@pytest.mark.parametrize("name", ["rnn", "rnn, relu", "lstm", "gru", "lstm cell"])
+def test_two_epochs_of_acert_give_larger_radii(name):
     torch.manual_seed(0)
-    model = CLASSIFIERS[name]()
-    images, labels = sequences(96)
-    acr = []
-    for epochs in (0, 2, 8):
-        if epochs:
-            acert.train(
-                model, (images, labels), method=acert.Acert(kappa=0.5), max_radius=0.05,
-                epochs=epochs, batch_size=8, progress=False,
-            )  # fmt: skip
-        radii = acert.certified_radius(model.eval(), images, labels, max_radius=0.05)
-        acr.append(float(radii.value.mean()))
-    assert acr[0] < acr[1] <= acr[2] + 1e-3
+    model, (images, labels) = CLASSIFIERS[name](), sequences(192)
+
+    def acr():
+        found = acert.certified_radius(model.eval(), images, labels, max_radius=0.05)
+        return float(found.value.mean())
+
+    before = acr()
+    acert.train(
+        model, (images, labels), method=acert.Acert(kappa=0.5), max_radius=0.05, epochs=2,
+        batch_size=8, learning_rate=0.02, progress=False,
+    )  # fmt: skip
+    assert acr() > 1.5 * before
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
@@ -568,7 +569,7 @@ def test_packed_sequences_are_refused():
     layer, x = nn.LSTM(2, 3), torch.rand(4, 2, 2)
     pack = nn.utils.rnn.pack_padded_sequence
     model = Apply(lambda x: layer(pack(x, torch.tensor([4, 2])))[0].data)
-    with pytest.raises(acert.UnsupportedOperation, match=r"torch\._pack_padded_sequence"):
+    with pytest.raises(acert.UnsupportedOperation, match=r"_pack_padded_sequence"):
         acert.interval_bounds(model, x, x)
     for kind in LAYERS:
         packed = pack(torch.rand(4, 2, 2), torch.tensor([4, 2]))

@@ -56,7 +56,7 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
     # Models count batches and the like in buffers: a bound pass writes to copies.
     if torch.compiler.is_compiling():  # no traceback to read there
         buffers = copied_buffers(model)
-        with _Everywhere():
+        with _Everywhere(), _recurrent(model, box):
             return called_with(model, buffers, box) if buffers else model(box)  # type: ignore[no-any-return]
     check_unwrapped(model)
     try:
@@ -104,6 +104,8 @@ def _as_written() -> AbstractContextManager[object]:
 
 def _recurrent(model: nn.Module, box: Interval) -> AbstractContextManager[object]:
     """What lets recurrent layers take a box of another dtype than theirs, if there are any."""
+    if torch.compiler.is_dynamo_compiling():  # no mode is asked for a dtype there
+        return nullcontext()
     layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     if all(layer._flat_weights[0].dtype == box.dtype for layer in layers):  # type: ignore[union-attr]
         return nullcontext()

@@ -185,11 +185,16 @@ def _intervals(*parts: Part) -> list[Interval]:
     return [part.within(like.bound_pass) for part in found]
 
 
+def _refuse_record(like: Interval, function: Function) -> None:
+    if like.bound_pass.record:
+        refuse(function, 'CROWN has no backward rule for it; `bounds="ibp"` has one')
+
+
 def _states(hx: Any) -> Sequence[Part]:
     return hx if isinstance(hx, (list, tuple)) else (hx,)
 
 
-def _cell_rule(name: str) -> Any:
+def _cell_rule(name: str, function: Function) -> Any:
     def cell(
         input: Part,
         hx: Any,
@@ -199,6 +204,7 @@ def _cell_rule(name: str) -> Any:
         b_hh: Tensor | None = None,
     ) -> Any:
         start, *state = _intervals(input, *_states(hx))
+        _refuse_record(start, function)
         output = _CELLS[name](w_ih, w_hh, b_ih, b_hh)(start, tuple(state))
         return output if len(output) > 1 else output[0]
 
@@ -225,6 +231,7 @@ def _layer_rule(name: str, function: Function) -> Any:
         if train and dropout > 0 and num_layers > 1:
             refuse(function, "it is random in training; switch the model to evaluation (`eval()`)")
         whole, *states = _intervals(input, *_states(hx))
+        _refuse_record(whole, function)
         bound_pass = whole.bound_pass
         if bound_pass.observe and bound_pass.first_input is None:
             bound_pass.first_input = Interval.ball(*whole.as_ball())  # not that with the state
@@ -269,4 +276,4 @@ def _joined(function: Callable[..., Tensor], parts: Sequence[Interval], axis: in
 for _name in _CELLS:
     _function, _cell = getattr(torch, _name), getattr(torch, f"{_name}_cell")
     rule(_function, ulps=None, mixed=True)(_layer_rule(_name, _function))
-    rule(_cell, ulps=None, mixed=True)(_cell_rule(_name))
+    rule(_cell, ulps=None, mixed=True)(_cell_rule(_name, _cell))
