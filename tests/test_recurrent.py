@@ -593,7 +593,7 @@ def test_crown_refuses_them_by_name(name, bounds):
         acert.certified_radius(model, images, max_radius=0.1, bounds=bounds)
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize("name", ["lstm", "gru", "lstm cell"])
 def test_a_classifier_compiles_whole(name):
     """Cells as they are; layers where Dynamo is told to let them in."""
     torch._dynamo.reset()
@@ -607,3 +607,13 @@ def test_a_classifier_compiles_whole(name):
     with torch._dynamo.config.patch(allow_rnn="cell" not in name):
         compiled = torch.compile(margins, backend="aot_eager", fullgraph=True)(images, radius)
     torch.testing.assert_close(compiled, margins(images, radius), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["rnn", "lstm", "gru cell"])
+def test_a_graph_holds_the_proof(name):
+    """Float64 boxes go through float32 layers there, too."""
+    model = CLASSIFIERS[name]().eval().requires_grad_(False)
+    images, _ = sequences(3)
+    deployed = acert.CertifiedClassifier(model, max_radius=0.1, steps=2)
+    graph = torch.export.export(deployed, (images,), strict=False).module()
+    torch.testing.assert_close(graph(images), deployed(images))

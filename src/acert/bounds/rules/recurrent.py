@@ -97,19 +97,18 @@ def _started(total: Interval, first: Interval, summands: int) -> Interval:
 def _mixture(share: Interval, new: Interval, old: Interval) -> Interval:
     """(1 - z) n + z h: rises with n and with h, and is linear in z, so z is at either end."""
     rounding, bound_pass = share.rounding, share.bound_pass
-    shares = [end.clamp(0, 1) for end in share.ends()]
-    lower = torch.minimum(*(torch.lerp(new.lower, old.lower, end) for end in shares))
-    upper = torch.maximum(*(torch.lerp(new.upper, old.upper, end) for end in shares))
+    lower = torch.minimum(*(torch.lerp(new.lower, old.lower, end) for end in share.ends()))
+    upper = torch.maximum(*(torch.lerp(new.upper, old.upper, end) for end in share.ends()))
     output = Interval(lower, upper).within(bound_pass)
     if rounding is None:
         return output
     # As (1 - z) n + z h, n + z (h - n) or h + (1 - z)(n - h) it is off by less than 8 units of
-    # |n| + |h|; a z that is rounded to beyond 0 or 1 by the ulps of its curve, by as much again.
-    size = new.magnitude + old.magnitude
+    # |n| + |h|. A z beyond 0 or 1, by the ulps of its curve, moves it by as much again, and our
+    # ends once more: not cut off there, because a runtime may make a number of NaN by that.
+    sizes = new.magnitude, old.magnitude
     center, radius = output.as_ball()
-    radius = rounding.widen(radius, size, ulps=2 * _CURVE_ULPS + 4)
-    radius = radius + rounding.underflow(4, new.magnitude, old.magnitude)
-    return Interval.ball(center, radius).within(bound_pass)
+    radius = rounding.widen(radius, sizes[0] + sizes[1], ulps=4 * _CURVE_ULPS)
+    return Interval.ball(center, radius + rounding.underflow(64, *sizes)).within(bound_pass)
 
 
 def _lstm(
