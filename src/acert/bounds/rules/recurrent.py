@@ -185,11 +185,13 @@ def _intervals(*parts: Part) -> list[Interval]:
 
 
 def _refuse_record(like: Interval, function: Function) -> None:
+    """Refuses a pass that CROWN is to walk back, before the model goes on to other refusals."""
     if like.bound_pass.record:
         refuse(function, 'CROWN has no backward rule for it; `bounds="ibp"` has one')
 
 
 def _states(hx: Any) -> Sequence[Part]:
+    """The states handed in: two of an LSTM, else one alone."""
     return hx if isinstance(hx, (list, tuple)) else (hx,)
 
 
