@@ -107,6 +107,46 @@ class Attending(nn.Module):
         return output if weights is None else torch.cat([output, weights.flatten(1)], 1)
 
 
+class Recurring(nn.Module):
+    """A recurrent layer called as written, on the input `y` and constant states `h`.
+
+    Its output and its last states, side by side.
+    """
+
+    def __init__(self, layer: str, call: str = "layer(y)") -> None:
+        super().__init__()
+        self.call = eval(f"lambda layer, y, h: {call}", NAMES)
+        self.layer = eval(layer, NAMES)
+        self.states = nn.Buffer(torch.randn(4, 1, 4))
+
+    def forward(self, x: Tensor) -> Any:
+        first = self.layer.batch_first
+        y, h = x if first else x.transpose(0, 1), self.states.expand(-1, len(x), -1)
+        output, states = self.call(self.layer, y, h)
+        output = output if first else output.transpose(0, 1)
+        states = states if isinstance(states, tuple) else (states,)
+        states = [state.transpose(0, 1).flatten(1) for state in states]
+        return torch.cat([output.flatten(1), *states], 1)
+
+
+class Unrolled(nn.Module):
+    """A recurrent cell over the places of its input, its last state from none or a constant one."""
+
+    def __init__(self, cell: str, states: int = 0) -> None:
+        super().__init__()
+        self.cell, self.count = eval(cell, NAMES), states  # how many of them are constant
+        self.states = nn.Buffer(torch.randn(2, 1, 2))
+
+    def forward(self, x: Tensor) -> Any:
+        state: Any = None
+        if self.count:
+            state = tuple(self.states[: self.count].expand(-1, len(x), -1))
+            state = state if self.count > 1 else state[0]
+        for place in x.unbind(1):
+            state = self.cell(place, state)
+        return torch.cat(state, 1) if isinstance(state, tuple) else state
+
+
 def alias(x: Any) -> Any:
     y = x
     y += 1
@@ -127,6 +167,8 @@ NAMES = {
     "Resized": Resized,
     "Twice": Twice,
     "Attending": Attending,
+    "Recurring": Recurring,
+    "Unrolled": Unrolled,
     "alias": alias,
 }
 
@@ -611,6 +653,41 @@ def attention() -> Iterator[Case]:
     yield from cases((4,), "Attending('y, y, y')", r=0.3, gap=0.99, couples=True)
 
 
+def recurrent() -> Iterator[Case]:
+    # Only one step of a plain layer is exact: an input reaches a gate or state by several ways.
+    yield from cases((3, 3), """
+        Recurring('nn.RNN(3, 2, batch_first=True)')
+        Recurring('nn.RNN(3, 2, nonlinearity="relu")')
+        Recurring('nn.RNN(3, 2, 2, nonlinearity="relu", bidirectional=True)')
+        Recurring('nn.RNN(3, 2, 2, bias=False)')
+        Recurring('nn.RNN(3, 4, 2, bidirectional=True)', 'layer(y, h)')
+    """, r=0.3, gap=0.9)  # fmt: skip
+    yield from cases((3, 3), """
+        Recurring('nn.LSTM(3, 2)')
+        Recurring('nn.LSTM(3, 2, batch_first=True)', 'layer(y, (h[:1, :, :2], h[1:2, :, :2]))')
+        Recurring('nn.LSTM(3, 2, 2, bidirectional=True, bias=False, dropout=0.3)')
+        Recurring('nn.LSTM(3, 4, 2, bidirectional=True)', 'layer(y, (h, h.flip(0)))')
+        Recurring('nn.LSTM(3, 3, proj_size=2)')
+        Recurring('nn.LSTM(3, 3, 2, False, True, proj_size=2, bidirectional=True)')
+        Recurring('nn.LSTM(3, 4, 2, proj_size=2)', 'layer(y, (h[:2, :, :2], h[2:]))')
+        Recurring('nn.LSTM(2, 2, batch_first=True)', 'layer(y[..., :2], (y[None, :, 0, 1:],) * 2)')
+        Recurring('nn.GRU(3, 2, batch_first=True)')
+        Recurring('nn.GRU(3, 2, 2, bias=False, bidirectional=True)')
+        Recurring('nn.GRU(3, 4, 2, bidirectional=True)', 'layer(y, h)')
+        Recurring('nn.GRU(2, 2)', 'layer(h[:, :, :2], y[:1, :, 1:])')
+        Unrolled('nn.RNNCell(3, 2)')
+        Unrolled('nn.RNNCell(3, 2, nonlinearity="relu")', 1)
+        Unrolled('nn.LSTMCell(3, 2)')
+        Unrolled('nn.LSTMCell(3, 2, bias=False)', 2)
+        Unrolled('nn.GRUCell(3, 2)')
+        Unrolled('nn.GRUCell(3, 2, bias=False)', 1)
+    """, r=0.3, gap=0.7)  # fmt: skip
+    yield from cases((3,), """
+        torch.rnn_tanh_cell(x, h.expand(len(x), -1), c, d)
+        torch.rnn_relu_cell(input=x, hx=h.expand(len(x), -1), w_ih=c, w_hh=d, b_ih=e, b_hh=-e)
+    """, constants={"h": (1, 2), "c": (2, 3), "d": (2, 2), "e": (2,)})  # fmt: skip
+
+
 def pools(spatial: int) -> Iterator[Case]:
     shape = (2, *((7,), (5, 7), (3, 5, 4))[spatial - 1])
     sides, strides = (2, 3, 1)[:spatial], (1, 2, 2)[:spatial]
@@ -1007,6 +1084,7 @@ FAMILIES: dict[str, list[Case]] = {
     "normalizations": [*normalizations()],
     "activations": [*activations()],
     "attention": [*attention()],
+    "recurrent": [*recurrent()],
     "pools": [*chain.from_iterable(map(pools, (1, 2, 3)))],
     "shapes": [*shapes()],
     "reductions": [*reductions()],

@@ -64,7 +64,7 @@ REFUSED = re.compile(
     r"RMSNorm|rms_norm|normalize|(torch|x)\.norm|linalg|"
     r"sqrt|\*\* 0\.5|\blog_?\(|reciprocal|[12c] / \(?x|x\[:, 0\] / |div\(x\[|addcmul|"
     r"adaptive_max|AdaptiveMax|\b[xc]\.(max|min)|torch\.(max|min)(imum)?\(|amax|amin|where|masked_fill|"
-    r"repeat|tile|tri[lu]\(|[Ff]old\(|Upsample|interpolate"
+    r"Recurring|Unrolled|rnn_|repeat|tile|tri[lu]\(|[Ff]old\(|Upsample|interpolate"
 )
 INDEPENDENT = [case for case in rule_cases.CASES if not case.couples]
 

@@ -773,21 +773,3 @@ def test_quick_batch_norm_has_second_derivatives():
 
     assert torch.autograd.gradcheck(outputs, batch)
     assert torch.autograd.gradgradcheck(outputs, batch)
-
-
-@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_are_refused_by_name_in_any_dtype(layer):
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cells = layer(4, 3, batch_first=True)
-
-        def forward(self, x):
-            return self.cells(x)[0][:, -1]
-
-    images = torch.rand((2, 5, 4), generator=torch.Generator().manual_seed(0))
-    for dtype in (torch.float32, torch.float64):
-        with pytest.raises(
-            acert.UnsupportedOperation, match=f"no bound rule .in module `cells`, {layer.__name__}"
-        ):
-            acert.interval_bounds(Recurrent(), images.to(dtype), images.to(dtype))

@@ -147,7 +147,8 @@ def compare_compiled(cases):
         return found
 
     arguments = [(probed.lower, probed.upper, probed.statistics) for probed in everything]
-    with torch.no_grad():
+    # Dynamo leaves recurrent layers out of graphs unless it is told otherwise.
+    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
         compiled = torch.compile(ends, backend="aot_eager", fullgraph=True)(arguments)
         eager = ends(arguments)
     torch.testing.assert_close(compiled, eager, rtol=1e-6, atol=1e-6)
@@ -228,6 +229,10 @@ def test_a_weight_changed_in_place_is_seen_by_the_compiled_pass():
         ("x[:, 0] * x[:, 1]", (2, 3)),
         ("x.mean((1, 2)) / 3", (2, 3)),
         ("Nested()", (2, 4, 4)),
+        ("Recurring('nn.RNN(3, 2)')", (3, 3)),
+        ("Recurring('nn.LSTM(3, 3, 2, bidirectional=True, proj_size=2)')", (3, 3)),
+        ("Recurring('nn.GRU(3, 2, 2, bidirectional=True)')", (3, 3)),
+        ("Unrolled('nn.LSTMCell(3, 2)', 2)", (3, 3)),
     ],
 )
 def test_gradients_match_finite_differences(expression, shape):

@@ -56,11 +56,11 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
     # Models count batches and the like in buffers: a bound pass writes to copies.
     if torch.compiler.is_compiling():  # no traceback to read there
         buffers = copied_buffers(model)
-        with _Everywhere():
+        with _Everywhere(), _recurrent(model, box):
             return called_with(model, buffers, box) if buffers else model(box)  # type: ignore[no-any-return]
     check_unwrapped(model)
     try:
-        with _as_written(), other_buffers(model):
+        with _as_written(), other_buffers(model), _recurrent(model, box):
             output = model(box)
     except (UnsupportedOperation, TypeError, AttributeError) as error:
         if not isinstance(error, UnsupportedOperation) and "Interval" not in str(error):
@@ -69,11 +69,11 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
         advice = _ADD_A_RULE if str(error).endswith(NO_RULE) else ""
         raise UnsupportedOperation(f"{error} (in {where}){advice}") from error
     except ValueError as error:
-        # PyTorch's recurrent layers compare dtypes before they call what has no rule.
         if not str(error).startswith("RNN input"):
             raise
         where = _module_path(model, error.__traceback__)
-        raise UnsupportedOperation(f"recurrent layers have no bound rule (in {where})") from error
+        reason = "a recurrent layer for inputs of another dtype must be one of the model's modules"
+        raise UnsupportedOperation(f"{reason} (in {where})") from error
     if not isinstance(output, Interval):
         raise UnsupportedOperation(
             f"the model returned {type(output).__name__} for an interval: its output must be one "
@@ -100,6 +100,48 @@ def _as_written() -> AbstractContextManager[object]:
     # Nothing was compiled before the compiler was loaded, which takes a second.
     loaded = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
+
+
+def _recurrent(model: nn.Module, box: Interval) -> AbstractContextManager[object]:
+    """What lets recurrent layers take a box of another dtype than theirs, if there are any."""
+    if torch.compiler.is_dynamo_compiling():  # no mode is asked for a dtype there
+        return nullcontext()
+    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    if all(layer._flat_weights[0].dtype == box.dtype for layer in layers):  # type: ignore[union-attr]
+        return nullcontext()
+    return _Recurrent(layers, box.dtype)
+
+
+# A new object each time it is asked for, but equal.
+_DTYPE = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
+
+
+class _Recurrent(TorchFunctionMode):
+    """Tells recurrent layers that their weights have the dtype of the box.
+
+    Alone among PyTorch's layers they compare it with that of their input and raise, before they
+    call what has a rule, and a proof sends a float64 box through float32 layers. The rules convert
+    weights themselves. An interval cannot know who asks for its dtype, and a layer that is lent
+    other weights or another check would have to get its own back. A mode changes no module, is seen
+    by no other thread, and ends with the pass. It asks each layer for its weights anew: those with
+    a parametrization are other tensors in each call.
+    """
+
+    def __init__(self, layers: list[nn.RNNBase], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layers, self.dtype = layers, dtype
+        self.last = dtype  # asked for: of a box itself, or of a constant whose state is a box
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func == _DTYPE:
+            weights = any(args[0] is layer._flat_weights[0] for layer in self.layers)
+            if weights and self.last == self.dtype:
+                return self.dtype
+            self.last = result
+        return result
 
 
 class _Everywhere(TorchFunctionMode):
@@ -267,10 +309,15 @@ class _Evaluation(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-# Where the argument `training` stands.
-_TRAINING_AT = {F.batch_norm: 5, F.multi_head_attention_forward: 13} | dict.fromkeys(
-    (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout), 2
-)
+# Where the argument `training` stands. Of recurrent layers it is the share that is dropped, where
+# False is 0: cuDNN has gradients only for those in training.
+_TRAINING_AT: dict[Any, int] = {
+    F.batch_norm: 5,
+    F.multi_head_attention_forward: 13,
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), 5),
+    **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout), 2),
+    F.feature_alpha_dropout: 2,
+}
 
 
 def evaluation_logits(model: nn.Module, images: Tensor, *, fixed: bool = False) -> Tensor:

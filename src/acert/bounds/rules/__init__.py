@@ -9,11 +9,12 @@ from acert.bounds.rules import (
     maxima,
     normalization,
     products,
+    recurrent,
     resampling,
     shape,
 )
 
 __all__ = [
     "affine", "arithmetic", "attention", "elementwise", "lengths", "maxima", "normalization",
-    "products", "resampling", "shape",
+    "products", "recurrent", "resampling", "shape",
 ]  # fmt: skip
