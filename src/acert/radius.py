@@ -106,7 +106,7 @@ def certified_radius(
 
     `batch_size` samples are held in memory at a time. None takes as many as have the pixels of
     32 images of 32 x 32, between 16 and 128; on CUDA those of 1,000 such in colour; for CROWN 8,
-    on CUDA 32.
+    on CUDA 32, and fewer of larger images.
     `differentiable=True` gives `value` the gradient of the implicit function theorem (Thm. 3.4)
     with respect to parameters and images; it is 0 where the radius is 0 or `max_radius`, and
     where the margin does not grow with the radius. CROWN's margin may jump over 0: there is no root
@@ -329,12 +329,13 @@ def _check(
 
 
 def _default_batch(images: Tensor, bounds: str) -> int:
+    pixels = math.prod(images.shape[2:])
     if bounds != "ibp":  # a coefficient a class for every activation
-        return 32 if images.is_cuda else 8
+        return max(1, (32 if images.is_cuda else 8) * 1024 // max(1024, pixels))
     if images.is_cuda:  # a large batch hides the launches; 1,000 CIFAR-10 images of CNN7 take 8 GiB
         return max(32, 1000 * 3072 // images[0].numel())
     # A small one leaves its memory in the process and its activations in the cache.
-    return min(max(16, 32 * 1024 // max(1, math.prod(images.shape[2:]))), 128)
+    return min(max(16, 32 * 1024 // max(1, pixels)), 128)
 
 
 def _batches_together(device: torch.device) -> int:

@@ -69,7 +69,7 @@ def propagate(model: nn.Module, box: Interval) -> Interval:
         advice = _ADD_A_RULE if str(error).endswith(NO_RULE) else ""
         raise UnsupportedOperation(f"{error} (in {where}){advice}") from error
     except ValueError as error:
-        if not str(error).startswith("RNN input"):
+        if not str(error).startswith(("RNN input", "input must have the type")):
             raise
         where = _module_path(model, error.__traceback__)
         reason = "a recurrent layer for inputs of another dtype must be one of the model's modules"

@@ -131,7 +131,9 @@ class Step:
 
     def _box(self, images: Tensor, radius: Tensor, bound_pass: BoundPass) -> Interval:
         graded = images.requires_grad or radius.requires_grad
-        if graded or not bound_pass.fold or torch.compiler.is_compiling():
+        # On CUDA, where what is kept would be compared by numbers, a step waits for none.
+        shared = bound_pass.fold and not (images.is_cuda or torch.compiler.is_compiling())
+        if graded or not shared:
             return box(images, radius, self.domain).within(bound_pass)
         if self.points is None or self.points.images is not images:
             domain = None if self.domain is None else ends_around(images, self.domain)
