@@ -4,16 +4,20 @@ from acert.bounds.rules import (
     affine,
     arithmetic,
     attention,
+    curves,
     elementwise,
     lengths,
+    log_probabilities,
     maxima,
     normalization,
+    powers,
     products,
     resampling,
     shape,
+    steps,
 )
 
 __all__ = [
-    "affine", "arithmetic", "attention", "elementwise", "lengths", "maxima", "normalization",
-    "products", "resampling", "shape",
+    "affine", "arithmetic", "attention", "curves", "elementwise", "lengths", "log_probabilities",
+    "maxima", "normalization", "powers", "products", "resampling", "shape", "steps",
 ]  # fmt: skip
