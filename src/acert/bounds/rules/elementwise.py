@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -395,7 +396,9 @@ def nan_to_num(
 
 
 def _dropout(function: Callable[..., Tensor]) -> Any:
-    def dropout(input: Interval, p: float = 0.5, training: bool = True) -> Interval:
+    unless_told = signature(function).parameters["training"].default
+
+    def dropout(input: Interval, p: float = 0.5, training: bool = unless_told) -> Interval:
         if training and p > 0:
             refuse(function, RANDOM)
         return input
