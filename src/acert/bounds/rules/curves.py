@@ -59,12 +59,19 @@ def atan(input: Interval) -> Interval:
     return settled(input, torch.atan, ulps=8)
 
 
+def _held(input: Interval, size: Tensor) -> list[Tensor]:
+    """Both ends; NaN where e^size may overflow. Where e^x does, gradients would be NaN, too."""
+    ends = input.ends()
+    if input.rounding is None:
+        return [*ends]
+    known = size <= math.log(input.rounding.largest)
+    return [torch.where(known, end, math.nan) for end in ends]
+
+
 @unary("sinh", ulps=None)
 def sinh(input: Interval) -> Interval:
-    lower, upper = input.ends()
-    if input.rounding is not None:  # e^x is twice as large
-        known = input.magnitude <= math.log(input.rounding.largest)
-        lower, upper = (torch.where(known, end, math.nan) for end in (lower, upper))
+    # e^x is twice as large.
+    lower, upper = _held(input, input.magnitude)
     return relative(input, lower.sinh(), upper.sinh(), ulps=2 * EXP_ULPS, met=1.0)
 
 
@@ -77,13 +84,13 @@ def asinh(input: Interval) -> Interval:
 
 @unary("exp2", ulps=None)
 def exp2(input: Interval) -> Interval:
-    lower, upper = input.ends()
+    lower, upper = _held(input, input.upper * math.log(2))
     return exponential(input, lower.exp2(), upper.exp2(), exponents=(lower, upper))
 
 
 @unary("expm1", ulps=None)
 def expm1(input: Interval) -> Interval:
-    lower, upper = input.ends()
+    lower, upper = _held(input, input.upper)
     # e^x is at most 2 where the result is below 1, and at most twice the result elsewhere.
     return relative(input, lower.expm1(), upper.expm1(), ulps=2 * EXP_ULPS + 2, met=1.0)
 

@@ -100,22 +100,27 @@ def _power_of_constant(base: Tensor | float, exponent: Interval) -> Interval:
     if not isinstance(base, Tensor) and not base > 0:
         refuse(torch.pow, f"the base must be above 0; got {base}")
     base, rounding = constant(base, exponent), exponent.rounding
-    known = base > 0
-    if rounding is not None:
-        known = (base >= rounding.tiny) & (base <= rounding.largest)
-    base = torch.where(known, base, 1.0)
-    lower, upper = (torch.pow(base, end) for end in exponent.ends())
-    low, high = torch.minimum(lower, upper), torch.maximum(lower, upper)
-    low, high = (torch.where(known, end, math.nan) for end in (low, high))
+    lower, upper = exponent.ends()
     if rounding is None:
+        # PyTorch's 1 to the NaN is 1.
+        known, share = (base > 0) & ~(lower.isnan() | upper.isnan()), None
+    else:
+        # A base that is rounded moves the exponent of e by that share of x.
+        share = 8 * rounding.unit * exponent.magnitude
+        known = (base >= rounding.tiny) & (base <= rounding.largest) & (share <= 0.1)
+        share = torch.where(known, share, 0.0)
+    # Elsewhere 1 to the 0, or gradients would be NaN.
+    base = torch.where(known, base, 1.0)
+    ends = [torch.where(known, end, 0.0) for end in (lower, upper)]
+    exponents = [end * base.log() for end in ends]
+    powers = [torch.pow(base, end) for end in ends]
+    low, high = torch.minimum(*powers), torch.maximum(*powers)
+    low, high = (torch.where(known, end, math.nan) for end in (low, high))
+    if share is None:
         return Interval(low, high)
-    # A base that is rounded moves the exponent of e by that share of x.
-    share = 8 * rounding.unit * exponent.magnitude
-    share = share.masked_fill(~(share <= 0.1), math.nan)
+    least, most = torch.minimum(*exponents), torch.maximum(*exponents)
     low, high = low * (1 - share), high * (1 + share)
-    lower, upper = (end * base.log() for end in exponent.ends())
-    exponents = torch.minimum(lower, upper), torch.maximum(lower, upper)
-    return exponential(exponent, low, high, exponents=exponents)
+    return exponential(exponent, low, high, exponents=(least, most))
 
 
 @rule(torch.square, torch.Tensor.square, inplace=(torch.square_, torch.Tensor.square_), ulps=None)

@@ -109,7 +109,8 @@ def threshold(input: Interval, threshold: float, value: float) -> Interval:
 def hardshrink(input: Interval, lambd: float = 0.5) -> Interval:
     """0 between -lambd and lambd, x elsewhere: the lower end takes what makes it less."""
     lower, upper = input.ends()
-    first, last = _either_side(lambd, input.rounding)
+    # One below 0 leaves x as it is, and so does 0.
+    first, last = (max(side, 0.0) for side in _either_side(lambd, input.rounding))
     return Interval(
         lower.masked_fill((lower >= -first) & (lower <= last), 0.0),
         upper.masked_fill((upper >= -last) & (upper <= first), 0.0),
