@@ -192,7 +192,8 @@ SINGLE = {
     "atan": (torch.atan, [], [WIDE, ARGUMENTS]),
     "sinh": (torch.sinh, [lambda x: (x.exp() - (-x).exp()) / 2], [WIDE]),
     "asinh": (
-        torch.asinh, [lambda x: x.sign() * (x.abs() + (x * x + 1).sqrt()).log()], [WIDE],
+        torch.asinh,
+        [lambda x: x.sign() * (x.abs() + (x * x + 1).sqrt()).log()], [WIDE],
     ),
     "exp2": (torch.exp2, [lambda x: (x * math.log(2)).exp()], [WIDE]),
     "expm1": (torch.expm1, [lambda x: x.exp() - 1], [WIDE]),
@@ -310,6 +311,9 @@ def test_a_subnormal_number_may_count_as_0(function):
     found = bounds_of(function, values, rounding=FLOAT32)
     assert contains(found, function(values))
     assert contains(found, torch.zeros(2))
+    # Its root is far from 0.
+    power = bounds_of(lambda x: x**0.3, 1e-40, rounding=FLOAT32)
+    assert power.lower <= 0 < 1e-12 < power.upper
 
 
 # -- what is unknown ------------------------------------------------------------------------
@@ -340,6 +344,10 @@ def test_what_is_unknown_stays_so(rounding):
         assert not found.lower.isfinite().any(), number
         assert not found.upper.isfinite().any(), number
         assert rounding is None or found.radius.isnan().all(), number
+        # Of an end alone, too.
+        for ends in ((0.4, math.nan), (math.nan, 0.6)):
+            found = bounds_of(function, *([end] * 2 for end in ends), rounding=rounding)
+            assert not found.radius.isfinite().any(), number
 
 
 @pytest.mark.parametrize("rounding", [REAL, FLOAT32], ids=["real", "float32"])

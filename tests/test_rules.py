@@ -228,6 +228,17 @@ def test_a_weight_changed_in_place_is_seen_by_the_compiled_pass():
         ("x[:, 0] * x[:, 1]", (2, 3)),
         ("x.mean((1, 2)) / 3", (2, 3)),
         ("Nested()", (2, 4, 4)),
+        ("torch.sin(3 * x)", (5,)),
+        ("torch.log1p(x.abs())", (5,)),
+        ("(x.abs() + 1) ** -0.3", (5,)),
+        ("0.3 ** x", (5,)),
+        ("F.threshold(x, 0.1, 3.0)", (5,)),
+        ("nn.Hardshrink()", (5,)),
+        ("nn.GLU()", (6,)),
+        ("torch.lerp(x[:, 0], x[:, 1], 0.3)", (2, 3)),
+        ("nn.LocalResponseNorm(2)", (3, 2)),
+        ("torch.logsumexp(x, 1)", (4, 2)),
+        ("x.log_softmax(1)", (4, 2)),
     ],
 )
 def test_gradients_match_finite_differences(expression, shape):

@@ -78,10 +78,10 @@ def _real_power(input: Interval, exponent: float) -> Interval:
     lower, upper = input.ends()
     smallest = 0.0 if input.rounding is None else input.rounding.tiny
     if exponent > 0:
-        known = lower >= 0
+        known = (lower >= 0) & ~upper.isnan()
         lower = torch.where(lower < smallest, 0.0, lower)  # it may count as 0
     else:
-        known = lower > smallest
+        known = (lower > smallest) & ~upper.isnan()
         lower, upper = upper, lower
 
     def value(base: Tensor) -> tuple[Tensor, Tensor]:
