@@ -1,4 +1,4 @@
-"""Element-wise functions (Eqs. 18-19), and dropout in evaluation.
+"""Element-wise functions (Eqs. 18-19), gates, and dropout in evaluation.
 
 Almost every activation falls to one minimum and rises after it; the monotone ones have
 their minimum at minus infinity. So one rule serves all: the lower end is the value at the
