@@ -432,6 +432,7 @@ def activations() -> Iterator[Case]:
         nn.Dropout(0.5, inplace=True)
         nn.Dropout2d(0.5)
         nn.AlphaDropout(0.5)
+        nn.FeatureAlphaDropout(0.5)
     """)  # fmt: skip
     yield from cases((4, 3), "nn.Dropout1d(0.5)")
     yield from cases((2, 2, 2, 3), "nn.Dropout3d(0.5)")
@@ -600,6 +601,186 @@ def activations() -> Iterator[Case]:
         torch.square_(x)
         x.square_()
     """, constants={"c": (3,)}, gap=1e-2)  # fmt: skip
+
+
+def steps() -> Iterator[Case]:
+    yield from cases((2, 4), """
+        torch.sign(x)
+        x.sign()
+        x.sign_()
+        torch.sgn(x)
+        x.sgn()
+        x.sgn_()
+        nn.Threshold(0.3, -1.0)
+        nn.Threshold(0.3, 0.1, inplace=True)
+        F.threshold(x, 0.1, 0.1)
+        F.threshold_(x, -0.1, -0.2)
+        torch.threshold(x, 0.0, 0.0)
+        nn.Hardshrink()
+        F.hardshrink(x, 0.0)
+        torch.hardshrink(x, lambd=0.3)
+        x.hardshrink(0.7)
+        nn.Softshrink()
+        F.softshrink(x, 0.3)
+        F.softshrink(x, lambd=0.0)
+        nn.Tanhshrink()
+        F.tanhshrink(x)
+        nn.RReLU()
+        nn.RReLU(0.2, 0.4, inplace=True)
+        F.rrelu(x)
+        F.rrelu_(x, 0.1, 0.3)
+        torch.rrelu(x, 0.3, 0.7)
+        nn.RReLU(1.5, 2.5)
+    """)  # fmt: skip
+    for name in ("floor", "ceil", "trunc", "fix", "round"):
+        yield from cases((4,), f"""
+            torch.{name}(3 * x)
+            torch.{name}(x)
+            x.{name}()
+            torch.{name}_(x)
+            x.{name}_()
+        """)  # fmt: skip
+    yield from cases((4,), "torch.special.round(x)\ntorch.round(x, decimals=0)")
+    # Just above a threshold, and just below a whole number, points only come near the ends.
+    yield from cases((5,), """
+        nn.Threshold(0.1, 20.0)
+        nn.Threshold(-0.3, 0.5)
+        F.hardshrink(x, -0.3)
+        torch.frac(x)
+        torch.frac(x * 3)
+        x.frac()
+        torch.frac_(x)
+        x.frac_()
+    """, gap=0.1)  # fmt: skip
+    yield from cases((5,), "nn.Tanhshrink()\nnn.Softshrink(4.0)", around=(-9.0, 9.0), r=4.0)
+    yield from cases((2, 3), """
+        torch.nan_to_num(x)
+        torch.nan_to_num(x, nan=0.3)
+        torch.nan_to_num_(x)
+        x.nan_to_num(0.1, posinf=2.0)
+        x.nan_to_num_()
+        F.feature_alpha_dropout(x, 0.3)
+    """)  # fmt: skip
+
+
+def curves() -> Iterator[Case]:
+    for name in ("atan", "arctan", "sinh", "asinh", "arcsinh", "exp2", "expm1"):
+        yield from cases((4,), f"torch.{name}(x)\nx.{name}()")
+        if "sinh" not in name[1:]:  # which have no gradient in place
+            yield from cases((4,), f"torch.{name}_(x)\nx.{name}_()")
+        yield from cases((5,), f"torch.{name}(x)", around=(-30.0, 30.0), r=20.0)
+    yield from cases((4,), "torch.special.exp2(x)\ntorch.special.expm1(x)")
+    for name in ("log2", "log10", "log1p"):
+        yield from cases((4,), f"""
+            torch.{name}(x + 3)
+            (x + 3).{name}()
+            torch.{name}_(x + 3)
+            (x + 3).{name}_()
+        """)  # fmt: skip
+        yield from cases((4,), f"torch.{name}(x)", around=(0.9, 1.1), r=0.1)
+    yield from cases((4,), "torch.special.log1p(x)", around=(-0.5, 0.0), r=0.49)
+    yield from cases((4,), """
+        torch.logit(x)
+        x.logit()
+        torch.logit(x, 0.2)
+        x.logit(eps=0.3)
+        torch.logit_(x)
+        x.logit_(0.1)
+        torch.special.logit(x)
+    """, around=(0.4, 0.6), r=0.39)  # fmt: skip
+    for name in ("sin", "cos"):
+        wave = f"torch.{name}(x)"
+        yield from cases((4,), f"{wave}\nx.{name}()\ntorch.{name}_(x)\nx.{name}_()", gap=1e-3)
+        for around, r in (((-8.0, 8.0), 2.0), ((-9.0, 9.0), 9.0), ((1.5, 1.6), 0.1)):
+            yield from cases((5,), wave, around=around, r=r, gap=1e-2)
+        yield from cases((5,), wave, around=(-300.0, 300.0), r=1.0, gap=1e-2)
+    yield from cases((4,), """
+        x ** 0.3
+        x ** 2.5
+        x ** -0.7
+        x ** -1
+        x ** -2
+        x ** -3
+        x.pow(1.7)
+        x.pow(-3.3)
+        torch.pow(x, 1 / 3)
+        x.pow_(-1.2)
+        operator.ipow(x, 0.3)
+    """, around=(1.0, 3.0), r=0.9)  # fmt: skip
+    yield from cases((4,), "x ** -1\nx ** -2\nx ** -3", around=(-3.0, -1.5), r=1.0)
+    yield from cases((4,), "torch.relu(x) ** 0.7\ntorch.relu(x) ** 1.5")
+    yield from cases((4,), """
+        2 ** x
+        0.3 ** x
+        1.0 ** x
+        torch.pow(2, x)
+        torch.pow(0.7, exponent=x)
+        (c.abs() + 0.1) ** x
+        (c.abs() + 0.1).pow(x)
+        torch.pow(c.abs() + 0.1, x)
+    """, constants={"c": (4,)})  # fmt: skip
+
+
+def mixtures() -> Iterator[Case]:
+    yield from cases((4, 2), """
+        nn.GLU(1)
+        nn.GLU()
+        F.glu(x)
+        F.glu(x, dim=-2)
+        F.glu(x * 5, 1)
+    """)  # fmt: skip
+    yield from cases((2, 3), """
+        torch.lerp(x, c, 0.3)
+        torch.lerp(c, x, 0.7)
+        x.lerp(c, -0.4)
+        c.lerp(x, 1.6)
+        x.lerp_(c, 0.5)
+        torch.lerp(x, c, c)
+        torch.lerp(x, end=c[0], weight=c[1:])
+        torch.lerp(x[:, 0], x[:, 1], 0.3)
+        torch.lerp(x[:, 0], x[:, 1], c[0])
+        x[:, 0].lerp(x[:, 1], 2.5)
+        torch.lerp(x[:, :1], x, 0.0)
+        (x[:, 0] * 1).lerp_(x[:, 1], 0.3)
+    """, constants={"c": (2, 3)})  # fmt: skip
+    # The window's squares hold the number itself, too.
+    yield from cases((5, 3), """
+        nn.LocalResponseNorm(3)
+        nn.LocalResponseNorm(2, alpha=0.5, beta=0.3, k=2.0)
+        F.local_response_norm(x, 4, 0.3)
+    """, gap=0.9)  # fmt: skip
+    yield from cases((4, 2, 3), "nn.LocalResponseNorm(3, alpha=0.1)", gap=0.9)
+
+
+def log_probabilities() -> Iterator[Case]:
+    yield from cases((3, 4), """
+        torch.logsumexp(x, 1)
+        torch.logsumexp(x, dim=-1, keepdim=True)
+        torch.logsumexp(x, (1, 2))
+        torch.logsumexp(x, (2, 1), True)
+        x.logsumexp(2)
+        x.logsumexp(dim=(-2, -1), keepdim=True)
+        torch.special.logsumexp(x, 1)
+        nn.LogSoftmax(1)
+        nn.LogSoftmax(dim=-1)
+        F.log_softmax(x, 2)
+        F.log_softmax(x, dim=1, dtype=torch.float64)
+        torch.log_softmax(x, 1)
+        torch.log_softmax(input=x, dim=-1)
+        x.log_softmax(-1)
+        x.log_softmax(dim=1)
+        torch.special.log_softmax(x, 1)
+        nn.Softmin(1)
+        F.softmin(x, dim=-1)
+        F.softmin(x, 1, dtype=torch.float64)
+    """)  # fmt: skip
+    yield from cases((4,), """
+        x.log_softmax(1)
+        x.logsumexp(1)
+        F.softmin(x, 1)
+    """, around=(-30.0, 30.0), r=20.0, gap=1e-3)  # fmt: skip
+    yield from cases((1,), "x.log_softmax(1)")
+    yield from cases((3,), "x.logsumexp(0)\nx.log_softmax(0)", couples=True)
 
 
 def attention() -> Iterator[Case]:
@@ -1083,6 +1264,10 @@ FAMILIES: dict[str, list[Case]] = {
     "transposed convolutions": [*chain.from_iterable(map(transposed_convolutions, (1, 2, 3)))],
     "normalizations": [*normalizations()],
     "activations": [*activations()],
+    "steps": [*steps()],
+    "curves": [*curves()],
+    "mixtures": [*mixtures()],
+    "log-probabilities": [*log_probabilities()],
     "attention": [*attention()],
     "recurrent": [*recurrent()],
     "pools": [*chain.from_iterable(map(pools, (1, 2, 3)))],

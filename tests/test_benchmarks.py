@@ -353,9 +353,9 @@ def test_the_table_of_bounds_is_that_of_its_record():
 
 
 def test_architectures_have_bounds_or_are_refused_by_name(tmp_path, monkeypatch):
-    class Cosine(nn.Module):
+    class Hyperbolic(nn.Module):
         def forward(self, images):
-            return torch.cos(images.flatten(1)[:, :4])
+            return torch.cosh(images.flatten(1)[:, :4])
 
     class Large(nn.Module):
         def __init__(self):
@@ -365,7 +365,11 @@ def test_architectures_have_bounds_or_are_refused_by_name(tmp_path, monkeypatch)
         def forward(self, images):
             return self.head(images.flatten(1))
 
-    made = {"small": models.small_resnet((3, 32, 32), 10, width=2), "cos": Cosine(), "own": Large()}
+    made = {
+        "small": models.small_resnet((3, 32, 32), 10, width=2),
+        "cosh": Hyperbolic(),
+        "own": Large(),
+    }
 
     def create_model(name, **words):
         assert words == {"pretrained": False, "num_classes": 10}
@@ -375,11 +379,11 @@ def test_architectures_have_bounds_or_are_refused_by_name(tmp_path, monkeypatch)
     timm = SimpleNamespace(create_model=create_model, __version__="0")
     monkeypatch.setitem(sys.modules, "timm", timm)
     out = tmp_path / "record.json"
-    architectures.main(["--names", "small cos own", "--out", str(out)])
+    architectures.main(["--names", "small cosh own", "--out", str(out)])
     record = written(out)
-    small, cos, own = record["rows"].values()
-    assert (small["size"], cos["size"], own["size"]) == (32, 32, 40)
-    assert cos["refused"].startswith("torch.cos: it has no bound rule")
+    small, cosh, own = record["rows"].values()
+    assert (small["size"], cosh["size"], own["size"]) == (32, 32, 40)
+    assert cosh["refused"].startswith("torch.cosh: it has no bound rule")
     for row in (small, own):
         assert row["times"] > 0
         assert row["finite"]
@@ -387,7 +391,7 @@ def test_architectures_have_bounds_or_are_refused_by_name(tmp_path, monkeypatch)
         assert row["off"] < 1e-5
     text = architectures.listed(record)
     assert "**2 of 3** have bounds" in text
-    assert "- Refused, torch.cos: it has no bound rule: `cos`." in text
+    assert "- Refused, torch.cosh: it has no bound rule: `cosh`." in text
 
 
 def test_the_list_of_architectures_is_that_of_its_record():

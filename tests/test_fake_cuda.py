@@ -17,9 +17,7 @@ from acert.precision import PRECISIONS
 
 
 def subject(channels=3):
-    model = models.cnn7(
-        (channels, 8, 8), 10, width=2, normalize=models.Normalize(0.5, 0.25)
-    )
+    model = models.cnn7((channels, 8, 8), 10, width=2, normalize=models.Normalize(0.5, 0.25))
     return models.ibp_init_(model)
 
 

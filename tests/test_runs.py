@@ -768,9 +768,9 @@ def test_factories_are_initialised_as_the_experiment_says(tmp_path):
             "`images` must have 3 channels",
         ),
         (
-            nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.LogSoftmax(1)),
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.LPPool1d(1, 1)),
             UnsupportedOperation,
-            "log_softmax: it has no bound rule",
+            "lp_pool1d: it has no bound rule",
         ),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU()),
@@ -1086,10 +1086,10 @@ def test_dropout_is_refused_with_bounds_and_only_there(tmp_path):
 
 
 def test_validation_of_what_has_no_bounds_is_refused_before_training(tmp_path):
-    model = nn.Sequential(nn.Linear(2, 8), nn.Tanhshrink(), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Linear(2, 8), nn.LPPool1d(1, 1), nn.Linear(8, 3))
     words = {"method": Standard(), "max_radius": 0.1, "epochs": 1, "progress": False}
     words["out"] = tmp_path / "run"
-    with pytest.raises(UnsupportedOperation, match=r"validated.*tanhshrink.*leave `validation` ou"):
+    with pytest.raises(UnsupportedOperation, match=r"validated.*lp_pool1d.*leave `validation` ou"):
         train(model, blobs(), validation=blobs(), **words)
     assert not words["out"].exists()
     train(model, blobs(), **words)

@@ -416,11 +416,14 @@ class Interval:
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs) if kwargs else {}
-        # What torch.compile makes of `interval - tensor` and `interval / tensor`.
+        # What torch.compile makes of `interval - tensor` and `interval / tensor`; and it does not
+        # find the wrapped function of `tensor ** interval` in the table.
         if func is torch.Tensor.__rsub__:
             func = torch.rsub
         elif func is torch.Tensor.__rtruediv__:
             func, args = torch.div, args[::-1]
+        elif func is torch.Tensor.__pow__:
+            func = torch.pow
         elif func is torch.Tensor.matmul and isinstance(args[0], Tensor):
             _refuse_if_swapped()
         entry = RULES.get(func)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any, TypeVar
 
-__all__ = ["RULES", "Entry", "inplace_at", "rule"]
+import torch
+
+__all__ = ["RULES", "Entry", "inplace_at", "rule", "unary"]
 
 Function = Callable[..., Any]
 
@@ -68,3 +70,14 @@ def rule(
         return function
 
     return add
+
+
+def unary(*names: str, ulps: float | None) -> Callable[[_Rule], _Rule]:
+    """Decorator: bounds `torch.name`, `Tensor.name`, `torch.special.name` and what overwrites."""
+
+    def spelled(name: str, *places: Any) -> list[Function]:
+        return [getattr(place, name) for place in places if hasattr(place, name)]
+
+    functions = [f for name in names for f in spelled(name, torch, torch.Tensor, torch.special)]
+    inplace = [f for name in names for f in spelled(name + "_", torch, torch.Tensor)]
+    return rule(*functions, ulps=ulps, inplace=tuple(inplace))

@@ -4,17 +4,21 @@ from acert.bounds.rules import (
     affine,
     arithmetic,
     attention,
+    curves,
     elementwise,
     lengths,
+    log_probabilities,
     maxima,
     normalization,
+    powers,
     products,
     recurrent,
     resampling,
     shape,
+    steps,
 )
 
 __all__ = [
-    "affine", "arithmetic", "attention", "elementwise", "lengths", "maxima", "normalization",
-    "products", "recurrent", "resampling", "shape",
+    "affine", "arithmetic", "attention", "curves", "elementwise", "lengths", "log_probabilities",
+    "maxima", "normalization", "powers", "products", "recurrent", "resampling", "shape", "steps",
 ]  # fmt: skip

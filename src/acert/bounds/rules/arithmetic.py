@@ -126,6 +126,27 @@ def addcmul(input: Operand, tensor1: Operand, tensor2: Operand, *, value: float 
     return add(input, product)
 
 
+@rule(torch.lerp, torch.Tensor.lerp, inplace=(torch.Tensor.lerp_,), ulps=None, mixed=True)
+def lerp(input: Operand, end: Operand, weight: Operand) -> Interval:
+    """(1 - w) of one end and w of the other, for any constant w."""
+    if isinstance(weight, Interval):
+        refuse(torch.lerp, "`weight` must not depend on the model's input")
+    like = _interval(input, end)
+    (start, radius), (stop, other_radius) = _ball(input, like), _ball(end, like)
+    share = constant(weight, like)
+    center = torch.lerp(start, stop, share)
+    parts = ((1 - share, radius), (share, other_radius))
+    total = torch.zeros_like(center)
+    for factor, reach in parts:
+        total = total if reach is None else total + factor.abs() * reach
+    if like.rounding is not None:
+        # Kernels add w (b - a) to a, or (1 - w) (a - b) to b.
+        size = start.abs() + stop.abs() + sum(r for _, r in parts if r is not None)
+        scale = 1 + share.abs()
+        total = like.rounding.widen(total, size * scale, ulps=8, gain=size + scale)
+    return Interval.ball(center, total)
+
+
 @rule(
     torch.div, torch.divide, torch.true_divide, torch.Tensor.div, torch.Tensor.divide,
     torch.Tensor.true_divide, torch.Tensor.__truediv__,

@@ -46,13 +46,8 @@ def probabilities(lower: Tensor, upper: Tensor, *, tiny: float = 0.0) -> tuple[T
     return least, own / (own + rest)
 
 
-def _softmax(input: Interval, dim: int) -> Interval:
-    lower, upper = (end.movedim(dim, -1) for end in input.ends())
-    rounding = input.rounding
-    if rounding is None:
-        least, most = probabilities(lower, upper)
-        return Interval(least.movedim(-1, dim), most.movedim(-1, dim))
-    least, most = probabilities(lower, upper, tiny=16 * torch.finfo(lower.dtype).tiny)
+def error_of_shares(lower: Tensor, upper: Tensor, rounding: Rounding) -> Tensor:
+    """By what share of itself each e^x_i over their sum may be off, and that sum, (..., 1)."""
     count = lower.shape[-1]
     # By far more than a network rounds such logits: they are 0 for it too, as is minus infinity.
     gone = upper + _GONE + upper.abs() / 1024 <= lower.amax(-1, keepdim=True)
@@ -63,7 +58,17 @@ def _softmax(input: Interval, dim: int) -> Interval:
     # one that keeps a running maximum multiplies by up to one more for each element. Quotients
     # have twice that, and so have ours.
     share = rounding.unit * (8 * reach.amax(-1, keepdim=True) + 48 * (count + 1))
-    share = 5 * (share + rounding.gamma(count))
+    return 5 * (share + rounding.gamma(count))
+
+
+def _softmax(input: Interval, dim: int) -> Interval:
+    lower, upper = (end.movedim(dim, -1) for end in input.ends())
+    rounding = input.rounding
+    if rounding is None:
+        least, most = probabilities(lower, upper)
+        return Interval(least.movedim(-1, dim), most.movedim(-1, dim))
+    least, most = probabilities(lower, upper, tiny=16 * torch.finfo(lower.dtype).tiny)
+    count, share = lower.shape[-1], error_of_shares(lower, upper, rounding)
     flushed = 4 * (count + 4) * rounding.tiny
     least = (least * (1 - share) - flushed).relu()
     most = most * (1 + share) + flushed
@@ -88,6 +93,14 @@ def softmax_function(
     input: Interval, dim: int | None = None, dtype: torch.dtype | None = None
 ) -> Interval:
     return softmax(input, dim, dtype=dtype)
+
+
+@rule(F.softmin, ulps=None)
+def softmin(
+    input: Interval, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Interval:
+    lower, upper = input.ends()
+    return softmax(Interval(-upper, -lower).within(input.bound_pass), dim, dtype=dtype)
 
 
 @rule(F.scaled_dot_product_attention, ulps=None, mixed=True)

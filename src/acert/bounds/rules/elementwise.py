@@ -1,4 +1,4 @@
-"""Element-wise functions (Eqs. 18-19), and dropout in evaluation.
+"""Element-wise functions (Eqs. 18-19), gates, and dropout in evaluation.
 
 Almost every activation falls to one minimum and rises after it; the monotone ones have
 their minimum at minus infinity. So one rule serves all: the lower end is the value at the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ GELU_ARGMIN = -0.7517915246935645
 GELU_TANH_ARGMIN = -0.7524614220710163
 SILU_ARGMIN = -1.2784645427610737
 MISH_ARGMIN = -1.1924312145154952
+
+RANDOM = "it is random in training; switch the model to evaluation (`eval()`)"
 
 
 def increasing(input: Interval, function: Callable[[Tensor], Tensor]) -> Interval:
@@ -110,6 +113,19 @@ def leaky_relu(input: Interval, negative_slope: float = 0.01) -> Interval:
     return _steep(output, input, slope=negative_slope)
 
 
+@rule(F.rrelu, torch.rrelu, inplace=(torch.rrelu_,), ulps=None)
+def rrelu(
+    input: Interval,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> Interval:
+    if training:
+        refuse(F.rrelu, RANDOM)
+    return leaky_relu(input, (lower + upper) / 2)
+
+
 @rule(F.elu, torch._C._nn.elu, inplace=(F.elu_,), ulps=None)
 def elu(input: Interval, alpha: float = 1.0) -> Interval:
     def function(x: Tensor) -> Tensor:
@@ -149,7 +165,7 @@ def prelu(input: Interval, weight: Tensor) -> Interval:
     return _steep(output, input, slope=slope)
 
 
-def _settled(
+def settled(
     input: Interval, function: Callable[[Tensor], Tensor], *, ulps: float = 1, at_least: float = 0
 ) -> Interval:
     """Bounds of a non-decreasing function that errs in ulps of its result, however large x is.
@@ -183,19 +199,25 @@ def _steep(
 
 
 def relative(
-    input: Interval, lower: Tensor, upper: Tensor, *, ulps: float, at_least: float | None = None
+    input: Interval,
+    lower: Tensor,
+    upper: Tensor,
+    *,
+    ulps: float,
+    at_least: float | None = None,
+    met: float = 0.0,
 ) -> Interval:
-    """Bounds of a function of each element that errs in ulps of its own value.
+    """Bounds of a function of each element that errs in ulps of its own value, or of `met`.
 
-    The error belongs to each end by itself: f - e|f| rises with f as long as e < 1. `at_least`
-    is what rounding does not fall below: it keeps signs.
+    The error belongs to each end by itself: f - e max(|f|, m) rises with f as long as e < 1.
+    `at_least` is what rounding does not fall below: it keeps signs.
     """
     rounding = input.rounding
     if rounding is None:
         return Interval(lower, upper)
     zero = torch.zeros_like(lower)
-    low = lower - rounding.widen(zero, lower.abs(), ulps=ulps)
-    high = upper + rounding.widen(zero, upper.abs(), ulps=ulps)
+    low = lower - rounding.widen(zero, lower.abs().clamp(min=met), ulps=ulps)
+    high = upper + rounding.widen(zero, upper.abs().clamp(min=met), ulps=ulps)
     low = low if at_least is None else low.clamp(min=at_least)
     # Where the network may overflow, neither end is known.
     known = torch.maximum(lower.abs(), upper.abs()) <= rounding.largest
@@ -215,16 +237,10 @@ def exp(input: Interval) -> Interval:
 
 @rule(torch.log, torch.Tensor.log, inplace=(torch.log_, torch.Tensor.log_), ulps=None)
 def log(input: Interval) -> Interval:
-    return relative(input, *_positive(input, torch.log), ulps=8)
+    return relative(input, *positive(input, torch.log), ulps=8)
 
 
-@rule(torch.rsqrt, torch.Tensor.rsqrt, inplace=(torch.rsqrt_, torch.Tensor.rsqrt_), ulps=None)
-def rsqrt(input: Interval) -> Interval:
-    upper, lower = _positive(input, torch.rsqrt)
-    return relative(input, lower, upper, ulps=8, at_least=0.0)
-
-
-def _positive(input: Interval, function: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def positive(input: Interval, function: Callable[[Tensor], Tensor]) -> list[Tensor]:
     """A function of positive numbers at both ends; NaN where they may be 0, or count as 0."""
     smallest = 0.0 if input.rounding is None else input.rounding.tiny
     known = input.lower > smallest
@@ -233,54 +249,9 @@ def _positive(input: Interval, function: Callable[[Tensor], Tensor]) -> list[Ten
     return [torch.where(known, value, math.nan) for value in values]
 
 
-@rule(torch.sqrt, torch.Tensor.sqrt, inplace=(torch.sqrt_, torch.Tensor.sqrt_), ulps=None)
-def sqrt(input: Interval) -> Interval:
-    lower, upper = input.ends()
-    known = lower >= 0
-    if input.rounding is not None:  # what is as small as this may count as 0
-        lower, upper = lower - input.rounding.tiny, upper + input.rounding.tiny
-    lower, upper = (torch.where(known, square_root(end), math.nan) for end in (lower, upper))
-    return relative(input, lower, upper, ulps=4, at_least=0.0)
-
-
-def square_root(value: Tensor) -> Tensor:
-    """sqrt, and 0 with gradient 0 where rounding left nothing or less; NaN stays."""
-    nothing = value <= 0
-    return torch.where(nothing, 1.0, value).sqrt().masked_fill(nothing, 0.0)
-
-
-@rule(
-    torch.pow, torch.Tensor.pow, torch.Tensor.__pow__,
-    inplace=(torch.Tensor.pow_, torch.Tensor.__ipow__), ulps=None,
-)  # fmt: skip
-def power(input: Interval, exponent: Any) -> Interval:
-    number = isinstance(exponent, (int, float)) and not isinstance(exponent, bool)
-    if number and abs(exponent) == 0.5:
-        return sqrt(input) if exponent > 0 else rsqrt(input)
-    if not number or exponent < 0 or exponent % 1 != 0:
-        refuse(
-            torch.pow, f"`exponent` must be a whole number from 0 on, 0.5 or -0.5; got {exponent!r}"
-        )
-    even = exponent % 2 == 0
-
-    def function(x: Tensor) -> Tensor:
-        return torch.pow(x, exponent)
-
-    output = valley(input, function, 0.0) if even else increasing(input, function)
-    # In whatever order, products of n factors are off by n - 1 roundings, half an ulp each;
-    # `powf` by less than 16 ulps. Powers on the way are no larger than the last, or below 1, and
-    # where one of these is flushed to zero, the last is smaller than that.
-    return relative(input, *output.ends(), ulps=16 + exponent, at_least=0.0 if even else None)
-
-
-@rule(torch.square, torch.Tensor.square, inplace=(torch.square_, torch.Tensor.square_), ulps=None)
-def square(input: Interval) -> Interval:
-    return power(input, 2)
-
-
 @rule(F.hardtanh, torch._C._nn.hardtanh, inplace=(F.hardtanh_,), ulps=None)
 def hardtanh(input: Interval, min_val: float = -1.0, max_val: float = 1.0) -> Interval:
-    return _settled(input, lambda x: F.hardtanh(x, min_val, max_val))
+    return settled(input, lambda x: F.hardtanh(x, min_val, max_val))
 
 
 @rule(F.relu6, torch._C._nn.relu6, ulps=0)
@@ -290,7 +261,7 @@ def relu6(input: Interval) -> Interval:
 
 def _clamp(function: Callable[..., Tensor]) -> Any:
     def clamp(input: Interval, *args: Any, **kwargs: Any) -> Interval:
-        return _settled(input, lambda x: function(x, *args, **kwargs).to(x.dtype))
+        return settled(input, lambda x: function(x, *args, **kwargs).to(x.dtype))
 
     return clamp
 
@@ -309,12 +280,12 @@ for _name in ("clamp", "clip", "clamp_min", "clamp_max"):
     inplace=(torch.sigmoid_, torch.Tensor.sigmoid_), ulps=None,
 )  # fmt: skip
 def sigmoid(input: Interval) -> Interval:
-    return _settled(input, torch.sigmoid, ulps=4, at_least=1.0)
+    return settled(input, torch.sigmoid, ulps=4, at_least=1.0)
 
 
 @rule(F.hardsigmoid, torch._C._nn.hardsigmoid, ulps=None)
 def hardsigmoid(input: Interval) -> Interval:
-    return _settled(input, F.hardsigmoid, ulps=4, at_least=1.0)
+    return settled(input, F.hardsigmoid, ulps=4, at_least=1.0)
 
 
 @rule(
@@ -323,23 +294,23 @@ def hardsigmoid(input: Interval) -> Interval:
 )  # fmt: skip
 def erf(input: Interval) -> Interval:
     # Some vector kernels are polynomials that are good to an ulp or two of 1 near 0 too.
-    return _settled(input, torch.erf, ulps=8, at_least=1.0)
+    return settled(input, torch.erf, ulps=8, at_least=1.0)
 
 
 @rule(F.softsign, ulps=None)
 def softsign(input: Interval) -> Interval:
-    return _settled(input, F.softsign, ulps=4)
+    return settled(input, F.softsign, ulps=4)
 
 
 @rule(F.logsigmoid, torch._C._nn.log_sigmoid, ulps=None)
 def logsigmoid(input: Interval) -> Interval:
     # -(max(0, -x) + log(1 + e^-|x|)): both parts have one sign, but the sum with 1 may be rounded.
-    return _settled(input, F.logsigmoid, ulps=EXP_ULPS + 8, at_least=1.0)
+    return settled(input, F.logsigmoid, ulps=EXP_ULPS + 8, at_least=1.0)
 
 
 @rule(torch.tanh, torch.Tensor.tanh, inplace=(torch.tanh_, torch.Tensor.tanh_), ulps=None)
 def tanh(input: Interval) -> Interval:
-    return _settled(input, torch.tanh, ulps=4)
+    return settled(input, torch.tanh, ulps=4)
 
 
 @rule(F.softplus, ulps=8)
@@ -390,14 +361,52 @@ def hardswish(input: Interval) -> Interval:
     return Interval.ball(center, input.rounding.widen(radius, magnitude, ulps=1))
 
 
+@rule(F.glu, ulps=None)
+def glu(input: Interval, dim: int = -1) -> Interval:
+    if input.shape[dim] % 2:
+        refuse(F.glu, f"it halves the axis {dim}, which has {input.shape[dim]} elements")
+    (lower, low), (upper, high) = (end.chunk(2, dim) for end in input.ends())
+    low, high = torch.sigmoid(low), torch.sigmoid(high)
+    # The halves are independent, and a gate is above 0.
+    output = Interval(
+        torch.minimum(lower * low, lower * high), torch.maximum(upper * low, upper * high)
+    ).within(input.bound_pass)
+    if input.rounding is None:
+        return output
+    size = torch.maximum(-lower, upper)
+    center, radius = output.as_ball()
+    # A gate is off by ulps of 1, which the other half multiplies.
+    return Interval.ball(center, input.rounding.widen(radius, size, ulps=8, gain=1 + size))
+
+
+@rule(
+    torch.nan_to_num, torch.Tensor.nan_to_num,
+    inplace=(torch.nan_to_num_, torch.Tensor.nan_to_num_), ulps=0,
+)  # fmt: skip
+def nan_to_num(
+    input: Interval,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Interval:
+    # Of finite numbers it is the identity. Others stay NaN: nothing is known of them.
+    lower, upper = input.ends()
+    finite = lower.isfinite() & upper.isfinite()
+    return Interval(torch.where(finite, lower, math.nan), torch.where(finite, upper, math.nan))
+
+
 def _dropout(function: Callable[..., Tensor]) -> Any:
-    def dropout(input: Interval, p: float = 0.5, training: bool = True) -> Interval:
+    unless_told = signature(function).parameters["training"].default
+
+    def dropout(input: Interval, p: float = 0.5, training: bool = unless_told) -> Interval:
         if training and p > 0:
-            refuse(function, "it is random in training; switch the model to evaluation (`eval()`)")
+            refuse(function, RANDOM)
         return input
 
     return dropout
 
 
-for _function in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout):
+for _function in (
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
+):  # fmt: skip
     rule(_function, ulps=0)(_dropout(_function))

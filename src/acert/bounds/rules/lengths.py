@@ -19,7 +19,8 @@ from acert.bounds.interval import Interval
 from acert.bounds.refusals import refuse
 from acert.bounds.rounding import OWN_UNIT, Rounding, own_gamma
 from acert.bounds.rules.arithmetic import mul
-from acert.bounds.rules.elementwise import absolute, square_root
+from acert.bounds.rules.elementwise import absolute
+from acert.bounds.rules.powers import square_root
 from acert.bounds.table import Function, rule
 
 

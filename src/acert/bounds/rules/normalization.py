@@ -25,7 +25,8 @@ from acert.bounds.interval import Interval
 from acert.bounds.refusals import refuse
 from acert.bounds.rounding import OWN_UNIT, REAL, Rounding, own_gamma
 from acert.bounds.rules.affine import batch_norm
-from acert.bounds.rules.elementwise import square_root
+from acert.bounds.rules.arithmetic import add, div, mul
+from acert.bounds.rules.powers import power, square, square_root
 from acert.bounds.table import rule
 
 
@@ -253,3 +254,16 @@ def instance_norm(
             "evaluation (`model.eval()`), or keep none (`track_running_stats=False`)",
         )
     return group_norm(input, input.shape[1], weight, bias, eps)
+
+
+@rule(F.local_response_norm, ulps=None)
+def local_response_norm(
+    input: Interval, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Interval:
+    """A quotient as PyTorch computes it, of two intervals that are taken as independent."""
+    bound_pass = input.bound_pass
+    places = square(input).within(bound_pass).reshape(*input.shape[:2], -1).unsqueeze(1)
+    padded = F.pad(places, (0, 0, size // 2, (size - 1) // 2))
+    squares = F.avg_pool2d(padded, (size, 1), stride=1).reshape(input.shape)
+    base = add(mul(squares, alpha).within(bound_pass), k).within(bound_pass)
+    return div(input, power(base, beta).within(bound_pass))
