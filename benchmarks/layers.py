@@ -1,4 +1,4 @@
-"""Which layers of torch.nn have bounds, by intervals and by CROWN: writes the lists of docs/layers.md.
+"""Which layers of torch.nn have bounds, by intervals and by CROWN: the lists of docs/layers.md.
 
     python benchmarks/layers.py
 
@@ -50,8 +50,8 @@ LAYERS: dict[tuple[int, ...], str] = {
         Transformer(8, 2, 1, 1, 8, batch_first=True)
     """,
     (4, 8, 8): """
-        ReLU(); ReLU6(); LeakyReLU(); PReLU(); RReLU(); ELU(); SELU(); CELU(); GELU(); SiLU(); Mish()
-        Sigmoid(); Tanh(); Softplus(); Softsign(); LogSigmoid(); Hardtanh(); Hardsigmoid()
+        ReLU(); ReLU6(); LeakyReLU(); PReLU(); RReLU(); ELU(); SELU(); CELU(); GELU(); SiLU()
+        Mish(); Sigmoid(); Tanh(); Softplus(); Softsign(); LogSigmoid(); Hardtanh(); Hardsigmoid()
         Hardswish(); Threshold(0.1, 0.0); Hardshrink(); Softshrink(); Tanhshrink(); GLU(1)
         Softmax(1); Softmax2d(); Softmin(1); LogSoftmax(1)
         Conv2d(4, 3, 2); ConvTranspose2d(4, 3, 2); MaxPool2d(2); AvgPool2d(2); LPPool2d(2, 2)
@@ -84,12 +84,12 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "MaxUnpool2d": lambda layer, x: layer(*nn.functional.max_pool2d(x, 2, return_indices=True)),
     "MaxUnpool3d": lambda layer, x: layer(*nn.functional.max_pool3d(x, 2, return_indices=True)),
 }  # fmt: skip
-# No layers of a network that takes numbers: containers, losses, what takes indices, and classes that
-# others of the list are made of, or become.
-OTHERS = """
-Module Sequential ModuleList ModuleDict ParameterList ParameterDict Container DataParallel Embedding
-EmbeddingBag AdaptiveLogSoftmaxWithLoss RNNBase RNNCellBase
-""".split()  # fmt: skip
+# Containers, what takes indices, and classes that others are made of; losses and lazy layers go by
+# their names.
+OTHERS = {
+    "Module", "Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict",
+    "Container", "DataParallel", "Embedding", "EmbeddingBag", "RNNBase", "RNNCellBase",
+}  # fmt: skip
 
 
 class Headed(nn.Module):
@@ -119,7 +119,7 @@ def layers() -> Iterator[tuple[str, str, tuple[int, ...]]]:
 
 def unlisted() -> set[str]:
     """Classes of torch.nn that no list here has."""
-    known = {name for name, _, _ in layers()} | {*OTHERS}
+    known = {name for name, _, _ in layers()} | OTHERS
     found = {name for name, kind in vars(nn).items() if isinstance(kind, type)}
     modules = {name for name in found if issubclass(getattr(nn, name), nn.Module)}
     return {
@@ -154,15 +154,19 @@ def verdict(name: str, words: str, shape: tuple[int, ...]) -> str:
 
 
 def functions() -> list[str]:
-    """Names of all operations with a rule; a method that has the name of a function goes with it."""
-    names = {operation_name(function) for function in RULES}
-    names = {name.replace("torch.nn.functional.", "F.").replace("torch.functional.", "torch.")
-             for name in names}  # fmt: skip
-    plain = {name.rpartition(".")[2] for name in names if not name.startswith("torch.Tensor.")}
+    """Names of all operations with a rule; methods and what overwrites go with their functions."""
+    names = set()
+    for function in RULES:
+        name = operation_name(function).replace("torch.nn.functional.", "F.")
+        place, _, last = name.replace("torch.functional.", "torch.").rpartition(".")
+        last = "mm" if last == "spmm" else last  # one object under two names
+        if place in ("F", "torch", "torch.linalg", "torch.special", "torch.Tensor"):
+            names.add((place, last))
+    plain = {last for place, last in names if place != "torch.Tensor"}
     kept = {
-        name for name in names
-        if "." in name and "_nn" not in name and not name.rpartition(".")[2].startswith("_")
-        and not (name.startswith("torch.Tensor.") and name.rpartition(".")[2].rstrip("_") in plain)
+        f"{place}.{last}" for place, last in names
+        if not last.startswith("_") and not last.endswith(("_", "_with_indices"))
+        and not (place == "torch.Tensor" and last in plain)
     }  # fmt: skip
     return sorted(kept, key=str.lower)
 

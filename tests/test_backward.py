@@ -65,7 +65,7 @@ REFUSED = re.compile(
     r"sqrt|\*\* 0\.5|\blog_?\(|reciprocal|[12c] / \(?x|x\[:, 0\] / |div\(x\[|addcmul|"
     r"adaptive_max|AdaptiveMax|\b[xc]\.(max|min)|torch\.(max|min)(imum)?\(|amax|amin|where|masked_fill|"
     r"Recurring|Unrolled|rnn_|repeat|tile|tri[lu]\(|[Ff]old\(|Upsample|interpolate|"
-    r"\bsign|sgn|floor|ceil|trunc|fix|round|frac|F\.threshold|Threshold\(|[a-z]shrink|RReLU|rrelu|"
+    r"\bsign|sgn|floor|ceil_?\(|trunc|fix|round|frac|\.threshold|Threshold\(|[a-z]shrink|RReLU|rrelu|"
     r"nan_to_num|sin_?\(|cos_?\(|a(rc)?tan|sinh|exp2|expm1|log(2|10|1p|it)|\*\* x|\) \*\* |ipow|"
     r"GLU|glu|lerp|LocalResp|local_resp|logsumexp|[Ss]oftmin"
 )

@@ -36,7 +36,8 @@ def network(channels=3):
     """
     first = [nn.Conv2d(1, 3, 3, padding=1), nn.ReLU()] if channels == 1 else []
     return nn.Sequential(
-        acert.models.Normalize(0.5, 0.25), *first, nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
+        acert.models.Normalize(0.5, 0.25), *first,
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
         nn.Linear(512, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, CLASSES),
     )  # fmt: skip
 
