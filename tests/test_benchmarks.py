@@ -80,6 +80,7 @@ def test_times_and_ratios():
     assert measuring.median_ratio([2.0, 9.0, 4.0], [1.0, 1.0, 1.0]) == 4.0
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # PyTorch's, before 2.12
 def test_peak_memory_is_that_of_the_tensors_alive_together():
     def run():
         first = torch.zeros(1000, 1000)

@@ -33,6 +33,8 @@ from acert.deploy.portable import PortableArithmetic
 from acert.models import Normalize, Residual, mlp
 from acert.records import files
 
+pytestmark = pytest.mark.skipif(torch.__version__ < "2.11", reason="PyTorch's exporter fails on it")
+
 MAX_RADIUS = 0.3
 SAMPLES = 1000
 
@@ -316,11 +318,21 @@ class Smallest(nn.Module):
         return self.last(self.extreme(both) * 1e-30)
 
 
+def test_an_exporter_that_is_too_old_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("acert.deploy.onnx_file._OLDEST", "99.1")
+    classifier = CertifiedClassifier(mlp(2, [3], 2).eval(), max_radius=0.1)
+    with pytest.raises(acert.AcertError, match=r"needs PyTorch 99\.1 or newer; .* is installed"):
+        write_certified(classifier, torch.rand(2, 2), tmp_path / "old.onnx")
+
+
 @pytest.mark.parametrize(
     "extreme",
     [
         lambda x: torch.min(x, 1, keepdim=True).values,
-        lambda x: -F.adaptive_max_pool2d(-x[:, None, None], 1).flatten(1),
+        pytest.param(
+            lambda x: -F.adaptive_max_pool2d(-x[:, None, None], 1).flatten(1),
+            marks=pytest.mark.skipif(torch.__version__ < "2.12", reason="not exported before"),
+        ),
     ],
     ids=["min", "adaptive pooling"],
 )  # fmt: skip

@@ -33,6 +33,7 @@ from acert.version import __version__
 __all__ = ["check_evaluation", "write_certified", "write_plain"]
 
 _PACKAGES = ("onnx", "onnxscript")
+_OLDEST = "2.11"
 _MEANING = (
     "largest distance proven: no image inside the domain whose pixels each differ from the given "
     "ones by at most this much is predicted as another class; 0 where the image is outside the "
@@ -70,6 +71,11 @@ def write_certified(
     and refused if that fails. `record` says how the model was trained; it is kept as JSON in the
     file's metadata, beside the largest radius, the domain and what the radius means.
     """
+    if torch.__version__ < _OLDEST:
+        raise AcertError(
+            f"exporting a model with its radius needs PyTorch {_OLDEST} or newer; "
+            f"{torch.__version__} is installed. The exporter of older ones fails on bounds"
+        )
     certified_radius(
         classifier.model, images[:2], max_radius=classifier.max_radius, arithmetic="float32",
         domain=classifier.domain, elide=classifier.elide,
