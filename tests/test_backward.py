@@ -64,7 +64,9 @@ REFUSED = re.compile(
     r"RMSNorm|rms_norm|normalize|(torch|x)\.norm|linalg|[SC]ELU|[sc]elu|[Hh]ards(ig|w)|[Ss]oftsign|[Ll]og[Ss]ig|erf|"
     r"[Mm]ish|sqrt|\*\* 0\.5|\blog_?\(|reciprocal|[12c] / \(?x|x\[:, 0\] / |div\(x\[|addcmul|"
     r"adaptive_max|AdaptiveMax|\b[xc]\.(max|min)|torch\.(max|min)(imum)?\(|amax|amin|where|masked_fill|"
-    r"repeat|tile|tri[lu]\(|[Ff]old\(|Upsample|interpolate"
+    r"repeat|tile|tri[lu]\(|[Ff]old\(|Upsample|interpolate|"
+    r"\bm?sort\(|topk|kthvalue|median|diag|gather|take_along|cumsum|diff\(|var\b|std\b|_mean\(|"
+    r" [<>]=? (0|c|x|-1)|[gl][te]\(|greater|less"
 )
 INDEPENDENT = [case for case in rule_cases.CASES if not case.couples]
 

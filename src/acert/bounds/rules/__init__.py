@@ -6,14 +6,17 @@ from acert.bounds.rules import (
     attention,
     elementwise,
     lengths,
+    masks,
     maxima,
     normalization,
+    order,
     products,
     resampling,
     shape,
+    sums,
 )
 
 __all__ = [
-    "affine", "arithmetic", "attention", "elementwise", "lengths", "maxima", "normalization",
-    "products", "resampling", "shape",
+    "affine", "arithmetic", "attention", "elementwise", "lengths", "masks", "maxima",
+    "normalization", "order", "products", "resampling", "shape", "sums",
 ]  # fmt: skip
