@@ -116,6 +116,7 @@ def alias(x: Any) -> Any:
 # What the expressions of the catalogue may name.
 NAMES = {
     "torch": torch,
+    "math": math,
     "nn": nn,
     "F": F,
     "operator": operator,
@@ -642,6 +643,12 @@ def pools(spatial: int) -> Iterator[Case]:
         nn.AdaptiveMaxPool{spatial}d(2)
         F.adaptive_max_pool{spatial}d(x, {sides})
     """)  # fmt: skip
+    yield from cases(shape, f"""
+        nn.LPPool{spatial}d(2, 2)
+        nn.LPPool{spatial}d(1.0, {sides if spatial > 1 else 2}, {strides})
+        nn.LPPool{spatial}d(math.inf, 2, stride=1)
+        F.lp_pool{spatial}d(x, norm_type=2.0, kernel_size=3, stride=2, ceil_mode=True)
+    """, around=(1.0, 2.0), r=0.9)  # fmt: skip
     if spatial > 1:
         yield from cases(shape, f"""
             nn.AdaptiveAvgPool{spatial}d({(None, 3, 2)[:spatial]})

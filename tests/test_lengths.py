@@ -136,3 +136,23 @@ def test_gradients_are_numbers_at_0(function):
     bounds = function(Interval.ball(center, radius))
     (bounds.upper - bounds.lower).sum().backward()
     assert center.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("rounding", [REAL, FLOAT32], ids=["real", "float32"])
+@pytest.mark.parametrize("p", [1, 2, math.inf])
+def test_pools_by_norm_hold_at_all_scales(p, rounding):
+    """Next to 0 a root makes much of what its argument is off by; squares may be flushed."""
+    torch.manual_seed(0)
+    dtype = torch.float64 if rounding is REAL else torch.float32
+    values = torch.randn(200, 1, 8) * torch.logspace(-25, 18, 200).reshape(-1, 1, 1)
+    values[::7] = 0
+    width = values.abs() * torch.rand(200, 1, 1) * torch.randint(2, (200, 1, 1))
+    lower, upper = values - width, values + width
+    box = Interval(lower.double(), upper.double()).within(BoundPass(rounding))
+    bounds = F.lp_pool1d(box, p, 4, 2)
+    for _ in range(50):
+        points = torch.clamp(lower + torch.rand(lower.shape) * (upper - lower), lower, upper)
+        found = F.lp_pool1d(points.to(dtype), p, 4, 2).double()
+        outside = (found < bounds.lower) | (found > bounds.upper)
+        assert not bool(outside.any())
+    assert bool((bounds.lower.isfinite() & bounds.upper.isfinite())[:190].all())

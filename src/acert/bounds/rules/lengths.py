@@ -1,4 +1,4 @@
-"""Euclidean lengths, and vectors divided by theirs: `norm`, `F.normalize`, `F.rms_norm`.
+"""Euclidean lengths, and vectors divided by theirs: `norm`, `F.lp_pool2d`, `F.normalize`.
 
 x_i / |x| rises with x_i and shrinks as any other |x_j| grows. So each end is reached at a corner:
 x_i at one of its ends, and all others as near to 0 as they get, or as far from it. Taken as a
@@ -18,8 +18,9 @@ from torch import Tensor
 from acert.bounds.interval import Interval
 from acert.bounds.refusals import refuse
 from acert.bounds.rounding import OWN_UNIT, Rounding, own_gamma
+from acert.bounds.rules.affine import sizes_of
 from acert.bounds.rules.arithmetic import mul
-from acert.bounds.rules.elementwise import absolute, square_root
+from acert.bounds.rules.elementwise import absolute, increasing, power, square_root
 from acert.bounds.table import Function, rule
 
 
@@ -86,6 +87,35 @@ def linalg_norm(
         refuse(torch.linalg.norm, "`ord` must be None: write `torch.linalg.vector_norm`")
     length: Interval = _vector_norm(input, dim=dim, keepdim=keepdim, **options)
     return length
+
+
+def _lp_pool(function: Function, average: Function, largest: Function, spatial: int) -> Any:
+    def lp_pool(
+        input: Interval, norm_type: float, kernel_size: Any, stride: Any = None,
+        ceil_mode: bool = False,
+    ) -> Interval:  # fmt: skip
+        if norm_type not in (1, 2, math.inf):
+            refuse(function, f"`norm_type` must be 1, 2 or infinity; got {norm_type}")
+        if norm_type == math.inf:
+            size = absolute(input).within(input.bound_pass)
+            most: Interval = largest(size, kernel_size, stride, 0, 1, ceil_mode)
+            return most
+        powers = power(input, norm_type).within(input.bound_pass)
+        means = average(powers, kernel_size, stride, 0, ceil_mode)
+        sums = mul(means, math.prod(sizes_of(kernel_size, spatial))).within(input.bound_pass)
+        if norm_type == 2:  # negative by what allows for rounding, which squares never are
+            sums = increasing(sums, torch.relu).within(input.bound_pass)
+        return power(sums, 1 / norm_type)
+
+    return lp_pool
+
+
+for _spatial, _pool, _average, _largest in (
+    (1, F.lp_pool1d, F.avg_pool1d, F.max_pool1d),
+    (2, F.lp_pool2d, F.avg_pool2d, F.max_pool2d),
+    (3, F.lp_pool3d, F.avg_pool3d, F.max_pool3d),
+):
+    rule(_pool, ulps=None)(_lp_pool(_pool, _average, _largest, _spatial))
 
 
 def _directions(

@@ -83,7 +83,7 @@ def _logical(
 ) -> Any:
     def logical(input: Any, other: Any) -> Mask:
         if swapped and torch.compiler.is_compiling() and not isinstance(input, Mask):
-            # What it makes of `mask &= constant` too, of which other names for the mask are told.
+            # `mask &= constant` comes as the same call, and changes what other names hold.
             refuse(function, "torch.compile swaps a mask and a constant: write it as a function")
         like = next(masks_in((input, other))).numbers
         (lower, upper), (low, high) = (
