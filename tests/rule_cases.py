@@ -346,6 +346,12 @@ def normalizations() -> Iterator[Case]:
         F.normalize(x, dim=-1)
         F.normalize(x, p=2.0, dim=2, eps=0.7)
     """, constants={"c": (4,)}, gap=0.4)  # fmt: skip
+    yield from cases((6, 4), """
+        F.cosine_similarity(x, c, dim=-1)
+        F.cosine_similarity(x, d[:, None])
+        nn.functional.cosine_similarity(d[:, None].expand(6, 4), x, 1, 0.5)
+        torch.cosine_similarity(x1=x[:, :, None], x2=e, dim=3, eps=1e-6)
+    """, constants={"c": (4,), "d": (6,), "e": (3, 4)}, r=0.3, gap=0.8)  # fmt: skip
     yield from cases((2, 3, 4), "nn.InstanceNorm2d(2)\nnn.GroupNorm(2, 2)", r=0.15, gap=0.9)
     yield from cases((2, 2, 3, 2), "nn.InstanceNorm3d(2)", r=0.15, gap=0.9)
     yield from cases((6, 4), "nn.InstanceNorm1d(6, track_running_stats=True)")

@@ -156,3 +156,32 @@ def test_pools_by_norm_hold_at_all_scales(p, rounding):
         outside = (found < bounds.lower) | (found > bounds.upper)
         assert not bool(outside.any())
     assert bool((bounds.lower.isfinite() & bounds.upper.isfinite())[:190].all())
+
+
+def by_both_formulas(x, c, eps):
+    """Each divided by its length first, or their product by both."""
+    by_length = [part / part.norm(dim=-1, keepdim=True).clamp(min=eps) for part in (x, c)]
+    yield (by_length[0] * by_length[1]).sum(-1)
+    yield (by_length[0] * by_length[1]).flip(-1).cumsum(-1)[..., -1]
+    yield (x * c).sum(-1) / x.norm(dim=-1).clamp(min=eps) / c.norm(dim=-1).clamp(min=eps)
+    yield F.cosine_similarity(x, c, -1, eps)
+
+
+@pytest.mark.parametrize("rounding", [REAL, FLOAT32], ids=["real", "float32"])
+@pytest.mark.parametrize("count", [3, 300])
+def test_similarities_hold_at_all_scales(count, rounding):
+    torch.manual_seed(0)
+    dtype = torch.float64 if rounding is REAL else torch.float32
+    values = torch.randn(300, count) * torch.logspace(-12, 16, 300).reshape(-1, 1)
+    width = values.abs() * torch.rand(300, 1) * torch.logspace(-9, 0, 10).repeat(30).reshape(-1, 1)
+    lower, upper = values - width, values + width
+    box = Interval(lower.double(), upper.double()).within(BoundPass(rounding))
+    for c in (torch.randn(count), values[7].clone(), 1e-10 * torch.randn(300, count)):
+        bounds = F.cosine_similarity(box, c, -1)
+        for step in range(20):
+            share = torch.rand(lower.shape) if step % 2 else torch.rand(lower.shape).round()
+            points = torch.clamp(lower + share * (upper - lower), lower, upper)
+            for found in by_both_formulas(points.to(dtype), c.to(dtype), 1e-8):
+                assert bool((found.double() >= bounds.lower).all())
+                assert bool((found.double() <= bounds.upper).all())
+        assert bool((bounds.upper <= 1.01).all())
