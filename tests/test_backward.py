@@ -66,7 +66,7 @@ REFUSED = re.compile(
     r"adaptive_max|AdaptiveMax|\b[xc]\.(max|min)|torch\.(max|min)(imum)?\(|amax|amin|where|masked_fill|"
     r"repeat|tile|tri[lu]\(|[Ff]old\(|Upsample|interpolate|"
     r"\bm?sort\(|topk|kthvalue|median|diag|gather|take_along|cumsum|diff\(|var\b|std\b|_mean\(|"
-    r" [<>]=? (0|c|x|-1)|[gl][te]\(|greater|less|LPPool|lp_pool|cosine"
+    r" [<>]=? (0|c|x|-1)|\.[gl][te]\(|greater|less|LPPool|lp_pool|cosine"
 )
 INDEPENDENT = [case for case in rule_cases.CASES if not case.couples]
 

@@ -455,9 +455,9 @@ ONLY_FIRST = "only its first argument may depend on the model's input"
         ("x.sort().indices.float()", "torch.sort: its indices are not certain"),
         ("x.gather(2, x.topk(2).indices)", "torch.topk: its indices are not certain"),
         ("nn.LPPool1d(3, 2)",
-         "torch.nn.functional.lp_pool1d: `norm_type` must be 1, 2 or infinity; got 3"),
-        ("F.cosine_similarity(x, x)", "torch.cosine_similarity: one of its arguments must not "
-         "depend on the model's input"),
+         "torch.nn.functional.lp_pool1d: `norm_type` must be 1, 2 or infinity; got 3.0"),
+        ("F.cosine_similarity(x, x)", "torch.nn.functional.cosine_similarity: one of its "
+         "arguments must not depend on the model's input"),
         ("x.diff(2)", "torch.diff: `n` must be 1; got 2"),
         ("x.cumsum(1, dtype=torch.float16)",
          "torch.cumsum: `dtype` must be that of its input; got torch.float16"),

@@ -73,7 +73,7 @@ def _ends_of_mask(operand: Any, like: Interval, function: Function) -> tuple[Ten
         lower, upper = operand.numbers.ends()
         return lower, upper
     if isinstance(operand, bool) or (isinstance(operand, Tensor) and operand.dtype == torch.bool):
-        certain = torch.as_tensor(operand, device=like.device).to(like.dtype)
+        certain = constant(operand, like)
         return certain, certain
     refuse(function, "beside a mask that depends on the model's input it takes masks")
 
