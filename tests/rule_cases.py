@@ -129,6 +129,8 @@ NAMES = {
     "Twice": Twice,
     "Attending": Attending,
     "alias": alias,
+    # Neighbours on both axes of which differ by more than centers and radii of a case.
+    "apart": torch.tensor([[2.5, -2.5], [-2.5, 2.5], [2.5, -2.5]]).repeat(1, 2),
 }
 
 
@@ -351,7 +353,7 @@ def normalizations() -> Iterator[Case]:
         F.cosine_similarity(x, d[:, None])
         nn.functional.cosine_similarity(d[:, None].expand(6, 4), x, 1, 0.5)
         torch.cosine_similarity(x1=x[:, :, None], x2=e, dim=3, eps=1e-6)
-    """, constants={"c": (4,), "d": (6,), "e": (3, 4)}, r=0.3, gap=0.8)  # fmt: skip
+    """, constants={"c": (4,), "d": (6,), "e": (3, 4)}, r=0.3, gap=0.95)  # fmt: skip
     yield from cases((2, 3, 4), "nn.InstanceNorm2d(2)\nnn.GroupNorm(2, 2)", r=0.15, gap=0.9)
     yield from cases((2, 2, 3, 2), "nn.InstanceNorm3d(2)", r=0.15, gap=0.9)
     yield from cases((6, 4), "nn.InstanceNorm1d(6, track_running_stats=True)")
@@ -1052,18 +1054,18 @@ def sums() -> Iterator[Case]:
     """, constants={"c": (1, 3, 2)})  # fmt: skip
     # Around centers apart from each other, where the variances in a box are far from 0.
     yield from cases((3, 4), """
-        torch.var(x + c, 2)
-        torch.var(x + c, dim=(1, 2), correction=0)
-        torch.var(x + c, (1, 2), False, True)
-        (x + c).var(-1, keepdim=True)
-        (x + c).var(1, unbiased=False)
-        torch.std(x + c, 2)
-        torch.std(x + c, 1, correction=0.5, keepdim=True)
-        (x + c).std(2, False)
-        torch.cat(torch.var_mean(x + c, 2), 1)
-        torch.var_mean(x + c, 1, correction=0)[1]
-        torch.cat(torch.std_mean(x + c, (2,), keepdim=True), 1)
-    """, constants={"c": (3, 4)}, r=0.2, gap=0.2)  # fmt: skip
+        torch.var(x + apart, 2)
+        torch.var(x + apart, dim=(1, 2), correction=0)
+        torch.var(x + apart, (1, 2), False, True)
+        (x + apart).var(-1, keepdim=True)
+        (x + apart).var(1, unbiased=False)
+        torch.std(x + apart, 2)
+        torch.std(x + apart, 1, correction=0.5, keepdim=True)
+        (x + apart).std(2, False)
+        torch.cat(torch.var_mean(x + apart, 2), 1)
+        torch.var_mean(x + apart, 1, correction=0)[1]
+        torch.cat(torch.std_mean(x + apart, (2,), keepdim=True), 1)
+    """, r=0.2, gap=0.2)  # fmt: skip
     yield from cases((3, 4), "torch.var(x, 2)\nx.var((1, 2))", gap=0.2)
     yield from cases((3,), """
         torch.var(x)
