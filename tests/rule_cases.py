@@ -156,6 +156,7 @@ def alias(x: Any) -> Any:
 # What the expressions of the catalogue may name.
 NAMES = {
     "torch": torch,
+    "math": math,
     "nn": nn,
     "F": F,
     "operator": operator,
@@ -170,6 +171,8 @@ NAMES = {
     "Recurring": Recurring,
     "Unrolled": Unrolled,
     "alias": alias,
+    # Neighbours on both axes of which differ by more than centers and radii of a case.
+    "apart": torch.tensor([[2.5, -2.5], [-2.5, 2.5], [2.5, -2.5]]).repeat(1, 2),
 }
 
 
@@ -387,6 +390,12 @@ def normalizations() -> Iterator[Case]:
         F.normalize(x, dim=-1)
         F.normalize(x, p=2.0, dim=2, eps=0.7)
     """, constants={"c": (4,)}, gap=0.4)  # fmt: skip
+    yield from cases((6, 4), """
+        F.cosine_similarity(x, c, dim=-1)
+        F.cosine_similarity(x, d[:, None])
+        nn.functional.cosine_similarity(d[:, None].expand(6, 4), x, 1, 0.5)
+        torch.cosine_similarity(x1=x[:, :, None], x2=e, dim=3, eps=1e-6)
+    """, constants={"c": (4,), "d": (6,), "e": (3, 4)}, r=0.3, gap=0.95)  # fmt: skip
     yield from cases((2, 3, 4), "nn.InstanceNorm2d(2)\nnn.GroupNorm(2, 2)", r=0.15, gap=0.9)
     yield from cases((2, 2, 3, 2), "nn.InstanceNorm3d(2)", r=0.15, gap=0.9)
     yield from cases((6, 4), "nn.InstanceNorm1d(6, track_running_stats=True)")
@@ -900,6 +909,12 @@ def pools(spatial: int) -> Iterator[Case]:
         nn.AdaptiveMaxPool{spatial}d(2)
         F.adaptive_max_pool{spatial}d(x, {sides})
     """)  # fmt: skip
+    yield from cases(shape, f"""
+        nn.LPPool{spatial}d(2, 2)
+        nn.LPPool{spatial}d(1.0, {sides if spatial > 1 else 2}, {strides})
+        nn.LPPool{spatial}d(math.inf, 2, stride=1)
+        F.lp_pool{spatial}d(x, norm_type=2.0, kernel_size=3, stride=2, ceil_mode=True)
+    """, around=(1.0, 2.0), r=0.9)  # fmt: skip
     if spatial > 1:
         yield from cases(shape, f"""
             nn.AdaptiveAvgPool{spatial}d({(None, 3, 2)[:spatial]})
@@ -1245,6 +1260,144 @@ def arithmetic() -> Iterator[Case]:
     """, constants={"c": (3,)})  # fmt: skip
 
 
+def orders() -> Iterator[Case]:
+    """Order statistics, and numbers picked by constant indices."""
+    yield from cases((3, 4), """
+        torch.sort(x)[0]
+        torch.sort(x, dim=1, descending=True).values
+        torch.sort(input=x, stable=True).values
+        x.sort(-1, True).values
+        x.sort(stable=True, dim=2)[0]
+        torch.topk(x, 2)[0]
+        torch.topk(x, k=2, dim=1, largest=False).values
+        x.topk(3, 2).values
+        torch.kthvalue(x, 2).values
+        x.kthvalue(3, 1, True)[0]
+        torch.median(x, 2).values
+        x.median(dim=1, keepdim=True)[0]
+        (x.argmax(2), x)[1]
+        (torch.argmin(x, dim=1), torch.argmax(x), x.argmin(), x)[-1]
+        (torch.argsort(x, descending=True), x.argsort(-1), x)[2]
+        torch.diagonal(x, 0, 1, 2)
+        x.diagonal(offset=1, dim1=2, dim2=1)
+        torch.diag_embed(x)
+        x.diag_embed(1, 1, 2)
+        x.unfold(2, 3, 1)
+        x.unfold(1, 2, 2)
+        torch.gather(x, 2, torch.tensor([[[0, 3], [2, 2], [1, 0]]]).expand(len(x), 3, 2))
+        x.gather(1, index=torch.tensor([[[2, 0, 1, 2]]]).expand(len(x), 1, 4))
+        torch.take_along_dim(x, torch.tensor([[[0], [3], [2]]]), dim=2)
+        x.take_along_dim(torch.tensor([[[0, 2, 1, 1]]]), 1)
+    """)  # fmt: skip
+    yield from cases((3,), """
+        torch.median(x)
+        x.median()
+        torch.msort(x)
+        x.msort()
+        x.take_along_dim(torch.tensor([5, 0, 5]))
+    """, couples=True)  # fmt: skip
+
+
+def sums() -> Iterator[Case]:
+    """Running sums, differences and variances."""
+    yield from cases((3, 4), """
+        torch.cumsum(x, 2)
+        torch.cumsum(x, dim=1, dtype=x.dtype)
+        x.cumsum(-1)
+        (x * 1).cumsum_(1)
+        torch.diff(x)
+        x.diff(dim=1)
+        torch.diff(x, prepend=torch.full_like(c, 0.1).expand(len(x), 3, 2))
+        x.diff(1, 2, c.expand(len(x), 3, 2), c.expand(len(x), 3, 2))
+    """, constants={"c": (1, 3, 2)})  # fmt: skip
+    # Around centers apart from each other, where the variances in a box are far from 0.
+    yield from cases((3, 4), """
+        torch.var(x + apart, 2)
+        torch.var(x + apart, dim=(1, 2), correction=0)
+        torch.var(x + apart, (1, 2), False, True)
+        (x + apart).var(-1, keepdim=True)
+        (x + apart).var(1, unbiased=False)
+        torch.std(x + apart, 2)
+        torch.std(x + apart, 1, correction=0.5, keepdim=True)
+        (x + apart).std(2, False)
+        torch.cat(torch.var_mean(x + apart, 2), 1)
+        torch.var_mean(x + apart, 1, correction=0)[1]
+        torch.cat(torch.std_mean(x + apart, (2,), keepdim=True), 1)
+    """, r=0.2, gap=0.2)  # fmt: skip
+    yield from cases((3, 4), "torch.var(x, 2)\nx.var((1, 2))", gap=0.2)
+    yield from cases((3,), """
+        torch.var(x)
+        torch.var(x, False)
+        x.std(unbiased=True)
+        torch.var_mean(x)[0]
+    """, couples=True, r=0.1, gap=0.2)  # fmt: skip
+
+
+def masks() -> Iterator[Case]:
+    """Comparisons of what depends on the input, and what is chosen by their answers."""
+    yield from cases((3, 4), """
+        torch.where(x[:, 0] > 0, x[:, 1], x[:, 2])
+        torch.where(x[:, 0] >= 0.3, x[:, 1], 0.1)
+        torch.where(x[:, 0] < c, c, x[:, 2])
+        torch.where(c > x[:, 0], x[:, 1], x[:, 2])
+        torch.where(input=x[:, 1], condition=x[:, 0].gt(0), other=x[:, 2])
+        x[:, 1].where(x[:, 0].ge(0.1), 0.3)
+        x[:, 0] * (x[:, 1] > 0)
+        (x[:, 0] > 0.1) * x[:, 1]
+        operator.imul(x[:, 0] * 1, x[:, 1] > 0)
+        (x[:, 0] > 0) + x[:, 1]
+        torch.add(x[:, 0], x[:, 1] > 0)
+        operator.iadd(x[:, 0] * 1, x[:, 1] > 0)
+        x[:, 0].masked_fill(x[:, 1] < 0, 0.1)
+        torch.masked_fill(x[:, 0], x[:, 1] > 0, 0.1)
+        (x[:, 0] * 1).masked_fill_(x[:, 1] < 0, 0.1)
+    """, constants={"c": (4,)})  # fmt: skip
+    # Nothing else passes gradients to an attack.
+    answers = """
+        torch.where(x[:, 0] <= x[:, 1], 1.0, 0.0)
+        torch.gt(x[:, 0], c).float()
+        torch.ge(x[:, 0], 0.3).to(x.dtype)
+        torch.lt(x[:, 0], c).double().to(x.dtype)
+        torch.le(x[:, 0], c).type_as(c)
+        torch.greater(x[:, 0], c).float()
+        torch.greater_equal(x[:, 0], c).float()
+        torch.less(x[:, 0], c).float()
+        torch.less_equal(x[:, 0], c).float()
+        x[:, 0].lt(c).float()
+        x[:, 0].le(0.3).float()
+        x[:, 0].greater(c).float()
+        x[:, 0].greater_equal(c).float()
+        x[:, 0].less(c).float()
+        x[:, 0].less_equal(c).float()
+        torch.mul(x[:, 0] > 0.1, c)
+        (0.75 * (x[:, 0] > c))
+        ((x[:, 0] > 0) + c)
+        c.masked_fill(x[:, 1] < 0, 0.1)
+        (~(x[:, 0] > 0))
+        torch.logical_not(x[:, 1] > 0).float()
+        ((x[:, 0] > 0) & (x[:, 1] < 0.1))
+        ((x[:, 0] > 0) | (c > 0))
+        ((c > 0) & (x[:, 0] > 0)).float()
+        torch.logical_and(x[:, 0] > 0, x[:, 1] > 0)
+        (x[:, 0] > 0).logical_or(c > 0).float()
+        torch.bitwise_or(x[:, 0] > 0, x[:, 1] > 0)
+        (x[:, 0, 0] > 0)[:, None].expand(-1, 4)
+        torch.where((x[:, 0, :1] > 0).expand_as(x[:, 0]), c, 0.1)
+        (x[:, 0] > 0).reshape(-1, 2, 2).flatten(1)
+        (x[:, :2] > 0).float().sum(1)
+    """
+    table = "\n".join(f"x[:, 2] * {line.strip()}" for line in answers.strip().splitlines())
+    yield from cases((3, 4), table, constants={"c": (4,)})
+    # One number in several places: the answer and the choice are taken as independent.
+    yield from cases((5,), """
+        x * (x > 0)
+        torch.where(x > 0, x, torch.zeros(()))
+        torch.where(x > 0, x, 0.1 * x)
+        x.masked_fill(x < 0, 0.0)
+        torch.where((x > -1) & (x < 1), x, x.clamp(-1, 1))
+    """, gap=0.9999)  # fmt: skip
+
+
 def compositions() -> Iterator[Case]:
     for training in (False, True):
         yield from cases((2, 4, 4), "Nested()", r=0.2, gap=0.95, training=training)
@@ -1274,6 +1427,9 @@ FAMILIES: dict[str, list[Case]] = {
     "shapes": [*shapes()],
     "reductions": [*reductions()],
     "arithmetic": [*arithmetic()],
+    "orders": [*orders()],
+    "sums": [*sums()],
+    "masks": [*masks()],
     "compositions": [*compositions()],
 }
 CASES = [*chain.from_iterable(FAMILIES.values())]

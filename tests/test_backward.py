@@ -67,7 +67,9 @@ REFUSED = re.compile(
     r"Recurring|Unrolled|rnn_|repeat|tile|tri[lu]\(|[Ff]old\(|Upsample|interpolate|"
     r"\bsign|sgn|floor|ceil_?\(|trunc|fix|round|frac|\.threshold|Threshold\(|[a-z]shrink|RReLU|rrelu|"
     r"nan_to_num|sin_?\(|cos_?\(|a(rc)?tan|sinh|exp2|expm1|log(2|10|1p|it)|\*\* x|\) \*\* |ipow|"
-    r"GLU|glu|lerp|LocalResp|local_resp|logsumexp|[Ss]oftmin"
+    r"GLU|glu|lerp|LocalResp|local_resp|logsumexp|[Ss]oftmin|"
+    r"\bm?sort\(|topk|kthvalue|median|diag|gather|take_along|cumsum|diff\(|var\b|std\b|_mean\(|"
+    r" [<>]=? (0|c|x|-1)|\.[gl][te]\(|greater|less|LPPool|lp_pool|cosine"
 )
 INDEPENDENT = [case for case in rule_cases.CASES if not case.couples]
 

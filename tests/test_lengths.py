@@ -136,3 +136,52 @@ def test_gradients_are_numbers_at_0(function):
     bounds = function(Interval.ball(center, radius))
     (bounds.upper - bounds.lower).sum().backward()
     assert center.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("rounding", [REAL, FLOAT32], ids=["real", "float32"])
+@pytest.mark.parametrize("p", [1, 2, math.inf])
+def test_pools_by_norm_hold_at_all_scales(p, rounding):
+    """Next to 0 a root makes much of what its argument is off by; squares may be flushed."""
+    torch.manual_seed(0)
+    dtype = torch.float64 if rounding is REAL else torch.float32
+    values = torch.randn(200, 1, 8) * torch.logspace(-25, 18, 200).reshape(-1, 1, 1)
+    values[::7] = 0
+    width = values.abs() * torch.rand(200, 1, 1) * torch.randint(2, (200, 1, 1))
+    lower, upper = values - width, values + width
+    box = Interval(lower.double(), upper.double()).within(BoundPass(rounding))
+    bounds = F.lp_pool1d(box, p, 4, 2)
+    for _ in range(50):
+        points = torch.clamp(lower + torch.rand(lower.shape) * (upper - lower), lower, upper)
+        found = F.lp_pool1d(points.to(dtype), p, 4, 2).double()
+        outside = (found < bounds.lower) | (found > bounds.upper)
+        assert not bool(outside.any())
+    assert bool((bounds.lower.isfinite() & bounds.upper.isfinite())[:190].all())
+
+
+def by_both_formulas(x, c, eps):
+    """Each divided by its length first, or their product by both."""
+    by_length = [part / part.norm(dim=-1, keepdim=True).clamp(min=eps) for part in (x, c)]
+    yield (by_length[0] * by_length[1]).sum(-1)
+    yield (by_length[0] * by_length[1]).flip(-1).cumsum(-1)[..., -1]
+    yield (x * c).sum(-1) / x.norm(dim=-1).clamp(min=eps) / c.norm(dim=-1).clamp(min=eps)
+    yield F.cosine_similarity(x, c, -1, eps)
+
+
+@pytest.mark.parametrize("rounding", [REAL, FLOAT32], ids=["real", "float32"])
+@pytest.mark.parametrize("count", [3, 300])
+def test_similarities_hold_at_all_scales(count, rounding):
+    torch.manual_seed(0)
+    dtype = torch.float64 if rounding is REAL else torch.float32
+    values = torch.randn(300, count) * torch.logspace(-12, 16, 300).reshape(-1, 1)
+    width = values.abs() * torch.rand(300, 1) * torch.logspace(-9, 0, 10).repeat(30).reshape(-1, 1)
+    lower, upper = values - width, values + width
+    box = Interval(lower.double(), upper.double()).within(BoundPass(rounding))
+    for c in (torch.randn(count), values[7].clone(), 1e-10 * torch.randn(300, count)):
+        bounds = F.cosine_similarity(box, c, -1)
+        for step in range(20):
+            share = torch.rand(lower.shape) if step % 2 else torch.rand(lower.shape).round()
+            points = torch.clamp(lower + share * (upper - lower), lower, upper)
+            for found in by_both_formulas(points.to(dtype), c.to(dtype), 1e-8):
+                assert bool((found.double() >= bounds.lower).all())
+                assert bool((found.double() <= bounds.upper).all())
+        assert bool((bounds.upper <= 1.01).all())

@@ -119,7 +119,7 @@ def test_bounds_are_nested_in_the_radius(case):
 
 # Dynamo puts these into the graph itself instead of asking the interval, and swaps `x @ w`.
 NOT_HANDED_ON = re.compile(
-    r"(torch|F)\.\w+_\(|F\.(sigmoid|tanh)\(|[Hh]ard(sigmoid|swish)| @ |c\.matmul\(x"
+    r"(torch|F)\.\w+_\(|F\.(sigmoid|tanh)\(|[Hh]ard(sigmoid|swish)| @ |c\.matmul\(x|~| [&|] \(c"
 )
 
 
@@ -445,22 +445,39 @@ def test_nearest_picks_are_those_of_float32_or_refused(mode):
 ADD = ". acert.register_rule(function, rule, ulps=...) adds a rule: see docs/adding-a-layer.md"
 NO_RULE = "it has no bound rule"
 EXPONENT = "`exponent` must be a finite number"
+ANSWERS = "its answers depend on the model's input: choose by `torch.where`"
 ONLY_FIRST = "only its first argument may depend on the model's input"
 
 
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("nn.LPPool1d(2, 2)", f"torch.nn.functional.lp_pool1d: {NO_RULE}"),
         ("torch.sinc(x)", f"torch.sinc: {NO_RULE}"),
         ("F.prelu(torch.ones(3, 3), x[0, 0, :1])", f"torch.nn.functional.prelu: {ONLY_FIRST}"),
-        ("x.cumsum(1)", f"torch.Tensor.cumsum: {NO_RULE}"),
+        ("x.sinc()", f"torch.Tensor.sinc: {NO_RULE}"),
         ("torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)",
          f"torch.batch_norm: {NO_RULE}"),
-        ("x if x.sum() > 0 else -x", f"torch.Tensor.gt: {NO_RULE}"),
+        ("x if x.sum() > 0 else -x", f"torch.Tensor.gt: {ANSWERS}"),
         ("x if x[0, 0, 0] else -x", f"a data-dependent `if`, `while` or `bool()`: {NO_RULE}"),
         ("x == 1", f"torch.Tensor.eq: {NO_RULE}"),
-        ("x <= 1", f"torch.Tensor.le: {NO_RULE}"),
+        ("x[x <= 1]", "torch.Tensor.__getitem__: of its arguments only the first may be a "
+         "comparison's answer"),
+        ("x.topk(2, sorted=False).values",
+         "torch.topk: `sorted` must be True: without it the order is not certain"),
+        ("x + x.argmax(1, True)", "torch.argmax: its indices are not certain"),
+        ("x[:, x.argsort()[0]]", "torch.argsort: its indices are not certain"),
+        ("x.sort().indices.float()", "torch.sort: its indices are not certain"),
+        ("x.gather(2, x.topk(2).indices)", "torch.topk: its indices are not certain"),
+        ("nn.LPPool1d(3, 2)",
+         "torch.nn.functional.lp_pool1d: `norm_type` must be 1, 2 or infinity; got 3.0"),
+        ("F.cosine_similarity(x, x)", "torch.nn.functional.cosine_similarity: one of its "
+         "arguments must not depend on the model's input"),
+        ("x.diff(2)", "torch.diff: `n` must be 1; got 2"),
+        ("x.cumsum(1, dtype=torch.float16)",
+         "torch.cumsum: `dtype` must be that of its input; got torch.float16"),
+        ("x[:, :1].var(1)", "torch.var: it must have more than 1 elements a result; got 1"),
+        ("x.unfold(2, 3, 1).mul_(2)",
+         "torch.Tensor.mul_: it overwrites an expanded tensor, whose elements share memory"),
         ("1.0 * float(x[0, 0, 0])", f"torch.Tensor.item: {NO_RULE}"),
         ("torch.tensor(x)", f"len() of a number, or torch.tensor() of one: {NO_RULE}"),
         ("x * int(x[0, 0, 0])", f"torch.Tensor.item: {NO_RULE}"),

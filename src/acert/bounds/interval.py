@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from acert.bounds.bound_pass import BatchStatistics, BoundPass, Source, versions
+from acert.bounds.masks import NO_MASKS, Mask, masks_in
 from acert.bounds.pending import Chain, Convolution, Pending, Scaled, Stored
-from acert.bounds.refusals import Uncertain, operation_name, refuse
+from acert.bounds.refusals import NO_RULE, Uncertain, operation_name, refuse
 from acert.bounds.rounding import OWN_UNIT, Rounding
-from acert.bounds.table import RULES, Entry, Function
+from acert.bounds.table import MASKED, RULES, Entry, Function
 from acert.errors import InvalidInput, UnsupportedOperation
 
 __all__ = ["Affine", "BatchStatistics", "BoundPass", "Interval", "Source"]
@@ -347,10 +348,12 @@ class Interval:
         """Whether several elements are one number in memory."""
         if self._pending is not None:
             return False
-        tensor = self._any
-        return any(
-            not step and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
-        )
+        reach, tensor = 0, self._any
+        for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+            if size > 1 and step <= reach:
+                return True
+            reach += step * (size - 1)
+        return False
 
     @property
     def shape(self) -> torch.Size:
@@ -426,9 +429,10 @@ class Interval:
             func = torch.pow
         elif func is torch.Tensor.matmul and isinstance(args[0], Tensor):
             _refuse_if_swapped()
-        entry = RULES.get(func)
+        masked = any(True for _ in masks_in((*args, *kwargs.values())))
+        entry = (MASKED if masked else RULES).get(func)
         if entry is None:
-            refuse(func)
+            refuse(func, NO_MASKS if masked else NO_RULE)
         if kwargs.pop("out", None) is not None:
             refuse(func, "`out` must be None")
         inputs = list(intervals_in(args))
@@ -472,8 +476,8 @@ class Interval:
             result = copied(result)  # bounds as they were, but still to be widened
         outputs = result if isinstance(result, tuple) else (result,)
         for part, output in enumerate(outputs):
-            if part and (output is None or isinstance(output, Uncertain)):
-                continue  # weights of attention that nobody asked for; indices
+            if isinstance(output, Uncertain) or (part and output is None):
+                continue  # indices and masks; weights of attention that nobody asked for
             if not isinstance(output, Interval):
                 refuse(func, f"its rule returned {type(output).__name__}, not an Interval")
             output._finish(func, entry, inputs, args, kwargs, part=part)
@@ -602,10 +606,12 @@ for _name, _function in {
 
 
 def intervals_in(values: tuple[Any, ...]) -> Iterator[Interval]:
-    """The intervals among `values` and inside the lists and tuples there."""
+    """The intervals among `values` and inside the masks, lists and tuples there."""
     for value in values:
         if isinstance(value, Interval):
             yield value
+        elif isinstance(value, Mask):
+            yield value.numbers
         elif isinstance(value, (list, tuple)):
             yield from intervals_in(tuple(value))
 

@@ -34,12 +34,14 @@ class Uncertain:
     own for these, which would be wrong ones.
     """
 
+    _reason = "its indices are not certain"
+
     def __init__(self, function: Function) -> None:
-        self._function = function
+        object.__setattr__(self, "_function", function)
 
     def refuse(self, *_: Any, **__: Any) -> NoReturn:
         """Names the function whose indices an operation asks for."""
-        refuse(self._function, "its indices are not certain")
+        refuse(self._function, self._reason)
 
     @classmethod
     def __torch_function__(
@@ -56,7 +58,8 @@ class Uncertain:
             parts.extend(part if isinstance(part, (tuple, list)) else ())
         refuse(func)
 
-    __getattr__ = refuse
+    def __getattr__(self, name: str) -> Any:
+        self.refuse()
 
 
 for _name in (
@@ -65,6 +68,6 @@ for _name in (
     "floor", "ceil", "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv",
     "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod", "pow", "rpow",
     "matmul", "rmatmul", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rlshift", "rshift",
-    "rrshift",
+    "rrshift", "iand", "ior", "ixor",
 ):  # fmt: skip
     setattr(Uncertain, f"__{_name}__", Uncertain.refuse)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["RULES", "Entry", "inplace_at", "rule", "unary"]
+__all__ = ["MASKED", "RULES", "Entry", "inplace_at", "rule", "unary"]
 
 Function = Callable[..., Any]
 
@@ -37,6 +37,8 @@ class Entry:
 
 
 RULES: dict[Function, Entry] = {}
+# The same of calls with a mask that depends on the model's input among their arguments.
+MASKED: dict[Function, Entry] = {}
 
 
 def inplace_at(function: Function) -> int | None:
@@ -57,16 +59,17 @@ def rule(
     view: bool = False,
     inplace: tuple[Function, ...] = (),
     mixed: bool = False,
+    table: dict[Function, Entry] = RULES,
 ) -> Callable[[_Rule], _Rule]:
     """Decorator: bounds every spelling in `functions`, and the overwriting ones in `inplace`."""
 
     def add(function: _Rule) -> _Rule:
         for spelling in functions:
-            RULES[spelling] = Entry(
+            table[spelling] = Entry(
                 function, ulps, view=view, mixed=mixed, inplace_at=inplace_at(spelling)
             )
         for spelling in inplace:
-            RULES[spelling] = Entry(function, ulps, inplace=True, mixed=mixed)
+            table[spelling] = Entry(function, ulps, inplace=True, mixed=mixed)
         return function
 
     return add

@@ -8,17 +8,21 @@ from acert.bounds.rules import (
     elementwise,
     lengths,
     log_probabilities,
+    masks,
     maxima,
     normalization,
+    order,
     powers,
     products,
     recurrent,
     resampling,
     shape,
     steps,
+    sums,
 )
 
 __all__ = [
     "affine", "arithmetic", "attention", "curves", "elementwise", "lengths", "log_probabilities",
-    "maxima", "normalization", "powers", "products", "recurrent", "resampling", "shape", "steps",
+    "masks", "maxima", "normalization", "order", "powers", "products", "recurrent", "resampling",
+    "shape", "steps", "sums",
 ]  # fmt: skip

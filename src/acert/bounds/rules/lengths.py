@@ -1,4 +1,4 @@
-"""Euclidean lengths, and vectors divided by theirs: `norm`, `F.normalize`, `F.rms_norm`.
+"""Euclidean lengths, and vectors divided by theirs: `norm`, `F.lp_pool2d`, `F.normalize`.
 
 x_i / |x| rises with x_i and shrinks as any other |x_j| grows. So each end is reached at a corner:
 x_i at one of its ends, and all others as near to 0 as they get, or as far from it. Taken as a
@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acert.bounds.interval import Interval
+from acert.bounds.interval import Interval, constant
 from acert.bounds.refusals import refuse
-from acert.bounds.rounding import OWN_UNIT, Rounding, own_gamma
-from acert.bounds.rules.arithmetic import mul
-from acert.bounds.rules.elementwise import absolute
-from acert.bounds.rules.powers import square_root
+from acert.bounds.rounding import OWN_UNIT, REAL, Rounding, own_gamma
+from acert.bounds.rules.affine import sizes_of
+from acert.bounds.rules.arithmetic import Operand, mul
+from acert.bounds.rules.elementwise import absolute, increasing
+from acert.bounds.rules.powers import power, square_root
 from acert.bounds.table import Function, rule
 
 
@@ -89,6 +90,35 @@ def linalg_norm(
     return length
 
 
+def _lp_pool(function: Function, average: Function, largest: Function, spatial: int) -> Any:
+    def lp_pool(
+        input: Interval, norm_type: float, kernel_size: Any, stride: Any = None,
+        ceil_mode: bool = False,
+    ) -> Interval:  # fmt: skip
+        if norm_type not in (1, 2, math.inf):
+            refuse(function, f"`norm_type` must be 1, 2 or infinity; got {norm_type}")
+        if norm_type == math.inf:
+            size = absolute(input).within(input.bound_pass)
+            most: Interval = largest(size, kernel_size, stride, 0, 1, ceil_mode)
+            return most
+        powers = power(input, norm_type).within(input.bound_pass)
+        means = average(powers, kernel_size, stride, 0, ceil_mode)
+        sums = mul(means, math.prod(sizes_of(kernel_size, spatial))).within(input.bound_pass)
+        if norm_type == 2:  # negative by what allows for rounding, which squares never are
+            sums = increasing(sums, torch.relu).within(input.bound_pass)
+        return power(sums, 1 / norm_type)
+
+    return lp_pool
+
+
+for _spatial, _pool, _average, _largest in (
+    (1, F.lp_pool1d, F.avg_pool1d, F.max_pool1d),
+    (2, F.lp_pool2d, F.avg_pool2d, F.max_pool2d),
+    (3, F.lp_pool3d, F.avg_pool3d, F.max_pool3d),
+):
+    rule(_pool, ulps=None)(_lp_pool(_pool, _average, _largest, _spatial))
+
+
 def _directions(
     lower: Tensor,
     upper: Tensor,
@@ -138,6 +168,43 @@ def normalize(input: Interval, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
         lower, upper, lambda squares: square_root(squares).clamp(min=eps), input.rounding
     )
     return Interval(low.movedim(-1, dim), high.movedim(-1, dim))
+
+
+@rule(F.cosine_similarity, torch.cosine_similarity, ulps=None, mixed=True)
+def cosine_similarity(x1: Operand, x2: Operand, dim: int = 1, eps: float = 1e-8) -> Interval:
+    """The product with a constant direction by the length, each at its end, and within [-1, 1]."""
+    input, other = (x1, x2) if isinstance(x1, Interval) else (x2, x1)
+    if not isinstance(input, Interval) or isinstance(other, Interval):
+        refuse(F.cosine_similarity, "one of its arguments must not depend on the model's input")
+    direction = constant(other, input)
+    shape = torch.broadcast_shapes(input.shape, direction.shape)  # type: ignore[no-untyped-call]
+    center, radius, lower, upper, direction = (
+        part.expand(shape).movedim(dim, -1) for part in (*input.as_ball(), *input.ends(), direction)
+    )
+    count = shape[dim]
+    whole = direction.square().sum(-1, keepdim=True)
+    size = square_root(whole).clamp(min=eps)
+    direction = direction / size
+    middle, reach = (center * direction).sum(-1), (radius * direction.abs()).sum(-1)
+    sums = [part.sum(-1) for part in _squares(lower, upper)]
+    near, far = (square_root(part).clamp(min=eps) for part in sums)
+    rounding = input.rounding
+    if rounding is not None:
+        # Our own sums, of terms that may cancel.
+        met = ((center.abs() + radius) * direction.abs()).sum(-1)
+        reach = reach + 4 * own_gamma(count) * met + REAL.tiny * count
+    low, high = middle - reach, middle + reach
+    low = (low / torch.where(low >= 0, far, near)).clamp(-1, 1)
+    high = (high / torch.where(high >= 0, near, far)).clamp(-1, 1)
+    if rounding is None:
+        return Interval(low, high)
+    # At every point the absolute values of what is added come to 1 at most (Cauchy). Products and
+    # sum are off by gamma of that, and either length by half of it, whatever is done first.
+    slack = 4 * rounding.gamma(count) + 8 * count * rounding.tiny * (1 + 1 / near)
+    smallest = torch.minimum(near, size.squeeze(-1))
+    known = smallest.square() >= count * rounding.tiny / rounding.unit
+    known = known & (2 * torch.maximum(sums[1], whole.squeeze(-1)) <= rounding.largest)
+    return Interval(*(torch.where(known, end, math.nan) for end in (low - slack, high + slack)))
 
 
 @rule(F.rms_norm, torch.rms_norm, ulps=None)

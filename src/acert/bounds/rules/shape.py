@@ -16,7 +16,7 @@ from acert.bounds.rounding import FLOAT32
 from acert.bounds.table import Function, rule
 
 
-def _rearrange(function: Function) -> Any:
+def rearrangement(function: Function) -> Any:
     def rearrange(input: Interval, *args: Any, **kwargs: Any) -> Interval:
         viewed = function is torch.Tensor.view
         # A rule may have laid channels last where a model has them second.
@@ -36,22 +36,25 @@ for _function in (
     torch.t, torch.Tensor.t, torch.squeeze, torch.Tensor.squeeze,
     torch.unsqueeze, torch.Tensor.unsqueeze, torch.Tensor.expand,
     torch.Tensor.__getitem__, torch.select, torch.Tensor.select,
-    torch.narrow, torch.Tensor.narrow, torch.Tensor.detach,
+    torch.narrow, torch.Tensor.narrow, torch.Tensor.detach, torch.diagonal, torch.Tensor.diagonal,
+    torch.Tensor.unfold,
 ):  # fmt: skip
-    rule(_function, ulps=0, view=True)(_rearrange(_function))
+    rule(_function, ulps=0, view=True)(rearrangement(_function))
 # These write a new tensor, and some put zeros into it, of which the radius is 0 too.
 for _function in (  # type: ignore[assignment]  # one type for the functions of two loops
     torch.roll, torch.Tensor.roll, torch.flip, torch.Tensor.flip, torch.Tensor.repeat,
     torch.tile, torch.Tensor.tile, torch.repeat_interleave, torch.Tensor.repeat_interleave,
-    torch.index_select, torch.Tensor.index_select, F.pixel_shuffle, F.pixel_unshuffle,
-    F.channel_shuffle, F.unfold, torch.tril, torch.Tensor.tril, torch.triu, torch.Tensor.triu,
+    torch.index_select, torch.Tensor.index_select, torch.gather, torch.Tensor.gather,
+    torch.take_along_dim, torch.Tensor.take_along_dim, torch.diag_embed, torch.Tensor.diag_embed,
+    F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle, F.unfold,
+    torch.tril, torch.Tensor.tril, torch.triu, torch.Tensor.triu,
 ):  # fmt: skip
-    rule(_function, ulps=0)(_rearrange(_function))
+    rule(_function, ulps=0)(rearrangement(_function))
 # Of the two spellings only the function compiles.
-rule(torch.Tensor.unflatten, ulps=0, view=True)(_rearrange(torch.unflatten))
+rule(torch.Tensor.unflatten, ulps=0, view=True)(rearrangement(torch.unflatten))
 
 
-def _as_another(function: Function) -> Any:
+def shaping(function: Function) -> Any:
     """Takes the shape of a second tensor, which may depend on the model's input too."""
 
     def as_another(input: Interval | Tensor, other: Interval | Tensor) -> Interval:
@@ -64,7 +67,7 @@ def _as_another(function: Function) -> Any:
 
 
 for _as in (torch.Tensor.expand_as, torch.Tensor.view_as, torch.Tensor.reshape_as):
-    rule(_as, ulps=0, view=True, mixed=True)(_as_another(_as))
+    rule(_as, ulps=0, view=True, mixed=True)(shaping(_as))
 
 
 @rule(torch.clone, torch.Tensor.clone, ulps=0)
@@ -72,7 +75,7 @@ def clone(input: Interval, *, memory_format: torch.memory_format | None = None) 
     return input.map(torch.clone)
 
 
-def _converted(function: Function) -> Any:
+def conversion(function: Function) -> Any:
     """Casts to float32 or wider: bounds keep their own type, which holds every such value."""
 
     def converted(input: Interval | Tensor, *args: Any, **kwargs: Any) -> Interval:
@@ -92,12 +95,12 @@ def _converted(function: Function) -> Any:
 
 
 for _cast in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.double):
-    rule(_cast, ulps=0, view=True, mixed=True)(_converted(_cast))
+    rule(_cast, ulps=0, view=True, mixed=True)(conversion(_cast))
 
 
 @rule(torch.Tensor.type_as, ulps=0, view=True, mixed=True)
 def type_as(input: Interval | Tensor, other: Interval | Tensor) -> Interval:
-    converted: Interval = _converted(torch.Tensor.to)(input, other.dtype)
+    converted: Interval = conversion(torch.Tensor.to)(input, other.dtype)
     return converted
 
 
@@ -148,7 +151,7 @@ def ends_of(*parts: Interval | Tensor | float) -> tuple[tuple[Tensor, ...], tupl
     return lower, upper
 
 
-def _join(function: Callable[..., Tensor]) -> Any:
+def joining(function: Callable[..., Tensor]) -> Any:
     def join(tensors: Sequence[Interval | Tensor], dim: int = 0, **kwargs: Any) -> Interval:
         if isinstance(tensors, Interval):  # PyTorch does not take it apart either
             refuse(function, "it must be given a list or tuple of tensors; got one")
@@ -160,8 +163,8 @@ def _join(function: Callable[..., Tensor]) -> Any:
 
 
 for _cat in (torch.cat, torch.concat, torch.concatenate):
-    rule(_cat, ulps=0, mixed=True)(_join(torch.cat))
-rule(torch.stack, ulps=0, mixed=True)(_join(torch.stack))
+    rule(_cat, ulps=0, mixed=True)(joining(torch.cat))
+rule(torch.stack, ulps=0, mixed=True)(joining(torch.stack))
 
 
 @rule(torch.where, ulps=0, mixed=True)
