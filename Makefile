@@ -14,7 +14,7 @@ PYTHON ?= $(firstword $(foreach python,python3.11 python3 python,$(shell \
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test wheel soak fuzz bench format clean
+.PHONY: help setup demo test oldest wheel soak fuzz bench format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -41,6 +41,21 @@ test: $(READY) ## everything that CI checks
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n $(JOBS) --dist worksteal --cov --cov-report=term
 	$(MAKE) wheel
+
+# The registry's own build, for CUDA: its fake tensors have a device that need not be there. All else
+# is borrowed from $(VENV).
+oldest: export OMP_NUM_THREADS = 1
+oldest: build/oldest/.ready ## the tests with the oldest PyTorch that is supported (downloads gigabytes)
+	PYTHONPATH=src build/oldest/bin/python -m pytest -n $(JOBS) --dist worksteal
+
+build/oldest/.ready: $(READY)
+	rm -rf build/oldest
+	$(PYTHON) -m venv build/oldest
+	version="$$(sed -n 's/^dependencies = .*torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)"; \
+	build/oldest/bin/python -m pip install --quiet "torch==$$version.*"
+	site="$$(build/oldest/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/borrowed.pth"
+	touch $@
 
 # The throw-away environment borrows the packages of $(VENV), torch among them, but not its
 # editable acert: path files are not read in a folder that was itself added by a path file.

@@ -74,11 +74,12 @@ LAYERS: dict[tuple[int, ...], str] = {
 # How layers are called that take more than one tensor, or return more than one.
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(
-        ("Bilinear", "CosineSimilarity", "PairwiseDistance", "TransformerDecoder",
-         "TransformerDecoderLayer", "Transformer"),
+        ("Bilinear", "PairwiseDistance", "TransformerDecoder", "TransformerDecoderLayer",
+         "Transformer"),
         lambda layer, x: layer(x, x),
     ),
     **dict.fromkeys(("RNN", "GRU", "LSTM", "LSTMCell"), lambda layer, x: layer(x)[0]),
+    "CosineSimilarity": lambda layer, x: layer(x, torch.ones(8)),
     "MultiheadAttention": lambda layer, x: layer(x, x, x, need_weights=False)[0],
     "MaxUnpool1d": lambda layer, x: layer(*nn.functional.max_pool1d(x, 2, return_indices=True)),
     "MaxUnpool2d": lambda layer, x: layer(*nn.functional.max_pool2d(x, 2, return_indices=True)),
