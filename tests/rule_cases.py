@@ -912,7 +912,6 @@ def pools(spatial: int) -> Iterator[Case]:
     yield from cases(shape, f"""
         nn.LPPool{spatial}d(2, 2)
         nn.LPPool{spatial}d(1.0, {sides if spatial > 1 else 2}, {strides})
-        nn.LPPool{spatial}d(math.inf, 2, stride=1)
         F.lp_pool{spatial}d(x, norm_type=2.0, kernel_size=3, stride=2, ceil_mode=True)
     """, around=(1.0, 2.0), r=0.9)  # fmt: skip
     if spatial > 1:

@@ -139,7 +139,7 @@ def test_gradients_are_numbers_at_0(function):
 
 
 @pytest.mark.parametrize("rounding", [REAL, FLOAT32], ids=["real", "float32"])
-@pytest.mark.parametrize("p", [1, 2, math.inf])
+@pytest.mark.parametrize("p", [1, 2])
 def test_pools_by_norm_hold_at_all_scales(p, rounding):
     """Next to 0 a root makes much of what its argument is off by; squares may be flushed."""
     torch.manual_seed(0)

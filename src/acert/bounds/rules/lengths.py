@@ -90,17 +90,13 @@ def linalg_norm(
     return length
 
 
-def _lp_pool(function: Function, average: Function, largest: Function, spatial: int) -> Any:
+def _lp_pool(function: Function, average: Function, spatial: int) -> Any:
     def lp_pool(
         input: Interval, norm_type: float, kernel_size: Any, stride: Any = None,
         ceil_mode: bool = False,
     ) -> Interval:  # fmt: skip
-        if norm_type not in (1, 2, math.inf):
-            refuse(function, f"`norm_type` must be 1, 2 or infinity; got {norm_type}")
-        if norm_type == math.inf:
-            size = absolute(input).within(input.bound_pass)
-            most: Interval = largest(size, kernel_size, stride, 0, 1, ceil_mode)
-            return most
+        if norm_type not in (1, 2):  # what infinity means depends on PyTorch's version
+            refuse(function, f"`norm_type` must be 1 or 2; got {norm_type}")
         powers = power(input, norm_type).within(input.bound_pass)
         means = average(powers, kernel_size, stride, 0, ceil_mode)
         sums = mul(means, math.prod(sizes_of(kernel_size, spatial))).within(input.bound_pass)
@@ -111,12 +107,12 @@ def _lp_pool(function: Function, average: Function, largest: Function, spatial: 
     return lp_pool
 
 
-for _spatial, _pool, _average, _largest in (
-    (1, F.lp_pool1d, F.avg_pool1d, F.max_pool1d),
-    (2, F.lp_pool2d, F.avg_pool2d, F.max_pool2d),
-    (3, F.lp_pool3d, F.avg_pool3d, F.max_pool3d),
+for _spatial, _pool, _average in (
+    (1, F.lp_pool1d, F.avg_pool1d),
+    (2, F.lp_pool2d, F.avg_pool2d),
+    (3, F.lp_pool3d, F.avg_pool3d),
 ):
-    rule(_pool, ulps=None)(_lp_pool(_pool, _average, _largest, _spatial))
+    rule(_pool, ulps=None)(_lp_pool(_pool, _average, _spatial))
 
 
 def _directions(
