@@ -45,6 +45,8 @@ def networks() -> dict[str, nn.Module]:
         "2 x 64, ReLU": models.mlp(64, [64, 64], 10),
         "5 x 64, ReLU": nn.Sequential(models.mlp(64, [64], 64)[:-1], *hidden, nn.Linear(64, 10)),
         "3 x 64, tanh": models.mlp(64, [64, 64, 64], 10, activation=nn.Tanh),
+        "3 x 64, GELU": models.mlp(64, [64, 64, 64], 10, activation=nn.GELU),
+        "3 x 64, SiLU": models.mlp(64, [64, 64, 64], 10, activation=nn.SiLU),
         "two convolutions, batch norm, max pooling": nn.Sequential(
             nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(),
@@ -86,10 +88,14 @@ def row(model: nn.Module, images: Tensor, labels: Tensor, *, beside: bool) -> di
     if beside:
         radius = torch.full((len(images),), found["attack"] / 2)
         ours = acert.certified_margin(model, images, labels, radius, bounds="crown").detach()
-        bounds_of = peer.PeerBounds(model, images, 10, conv_mode="matrix")
-        theirs = bounds_of.upper_differences(images, labels, radius, method="CROWN").amax(1)
-        found["above_peer"] = float((ours - theirs).max() / theirs.abs().max())
-        found["below_peer"] = float((theirs - ours).max() / theirs.abs().max())
+        try:
+            bounds_of = peer.PeerBounds(model, images, 10, conv_mode="matrix")
+            theirs = bounds_of.upper_differences(images, labels, radius, method="CROWN").amax(1)
+        except NotImplementedError as refusal:
+            found["peer_refuses"] = str(refusal)
+        else:
+            found["above_peer"] = float((ours - theirs).max() / theirs.abs().max())
+            found["below_peer"] = float((theirs - ours).max() / theirs.abs().max())
     return found
 
 
@@ -130,12 +136,15 @@ def table(content: dict[str, Any]) -> str:
         f"{content['epochs']} epochs. {facts['cpu']}, torch {facts['torch']}, commit "
         f"{facts['commit'][:7]}: `{facts['command']}`"
     )
-    above = [found.get("above_peer") for found in content["rows"].values()]
-    if None not in above:
+    rows = content["rows"]
+    above = [found["above_peer"] for found in rows.values() if "above_peer" in found]
+    if above:
         text += (
             ". No margin is further above that of auto_LiRPA's CROWN than "
             f"{max(above):.0e} of the largest"
         )
+        refused = [name for name, found in rows.items() if "peer_refuses" in found]
+        text += f"; it has none for {' and '.join(refused)}" if refused else ""
     return "\n".join([*lines, "", text + "."])
 
 
