@@ -1048,6 +1048,8 @@ def shapes() -> Iterator[Case]:
         nn.Upsample((3, 9), mode="nearest-exact")
         nn.Upsample(scale_factor=(1.5, 0.5))
         nn.Upsample((7, 4), mode="bilinear")
+        nn.Upsample((7, 4), mode="bicubic")
+        nn.Upsample(scale_factor=(0.6, 1.7), mode="bicubic", align_corners=True)
         nn.Upsample(scale_factor=1.7, mode="bilinear", align_corners=True)
         F.interpolate(x, (6, 3), mode="area")
         F.interpolate(x, scale_factor=3, recompute_scale_factor=True)
