@@ -396,6 +396,12 @@ def normalizations() -> Iterator[Case]:
         nn.functional.cosine_similarity(d[:, None].expand(6, 4), x, 1, 0.5)
         torch.cosine_similarity(x1=x[:, :, None], x2=e, dim=3, eps=1e-6)
     """, constants={"c": (4,), "d": (6,), "e": (3, 4)}, r=0.3, gap=0.95)  # fmt: skip
+    yield from cases((6, 4), """
+        nn.PairwiseDistance()(x, c)
+        F.pairwise_distance(x[:, :, None], e, 1.0, eps=0.1)
+        torch.pairwise_distance(x1=c, x2=x, p=math.inf, keepdim=True)
+        F.pairwise_distance(x[:, :3], x[:, 3:])
+    """, constants={"c": (4,), "e": (3, 4)}, gap=1e-3)  # fmt: skip
     yield from cases((2, 3, 4), "nn.InstanceNorm2d(2)\nnn.GroupNorm(2, 2)", r=0.15, gap=0.9)
     yield from cases((2, 2, 3, 2), "nn.InstanceNorm3d(2)", r=0.15, gap=0.9)
     yield from cases((6, 4), "nn.InstanceNorm1d(6, track_running_stats=True)")

@@ -69,7 +69,7 @@ REFUSED = re.compile(
     r"nan_to_num|sin_?\(|cos_?\(|a(rc)?tan|sinh|exp2|expm1|log(2|10|1p|it)|\*\* x|\) \*\* |ipow|"
     r"GLU|glu|lerp|LocalResp|local_resp|logsumexp|[Ss]oftmin|"
     r"\bm?sort\(|topk|kthvalue|median|diag|gather|take_along|cumsum|diff\(|var\b|std\b|_mean\(|"
-    r" [<>]=? (0|c|x|-1)|\.[gl][te]\(|greater|less|LPPool|lp_pool|cosine"
+    r" [<>]=? (0|c|x|-1)|\.[gl][te]\(|greater|less|LPPool|lp_pool|cosine|airwise"
 )
 INDEPENDENT = [case for case in rule_cases.CASES if not case.couples]
 

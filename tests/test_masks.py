@@ -356,3 +356,52 @@ def test_a_mask_that_torch_compile_overwrites_is_refused(combine):
     compiled = torch.compile(ends, backend="aot_eager", fullgraph=True)
     with pytest.raises(Exception, match=r"torch.compile swaps|its answers depend|Failed to trace"):
         compiled(torch.zeros(1, 3), torch.ones(1, 3))
+
+
+class _Numbers(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, mask):
+        return mask.float()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def test_a_mask_in_a_function_of_its_own_gradient_is_refused():
+    """Its numbers have no gradient that would tell; what the function says it has would be lost."""
+    layer = nn.Linear(3, 3)
+    model = Apply(lambda x: _Numbers.apply(layer(x), layer(x) > 0))
+    images = torch.rand(2, 3)
+    with pytest.raises(acert.UnsupportedOperation, match="where gradients of bounds end"):
+        acert.interval_bounds(model, images - 0.1, images + 0.1)
+    with torch.no_grad():
+        assert acert.interval_bounds(model, images - 0.1, images + 0.1).upper.max() <= 1
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["x.cumsum(axis=1)", "x.var(axis=1, keepdims=True)", "torch.diff(x, axis=1)",
+     "x.sort(axis=1).values", "x.topk(2, axis=1).values", "x.kthvalue(2, axis=1, keepdims=True)[0]",
+     "x.amax(axis=1)", "torch.median(x, axis=1, keepdims=True).values"],
+)  # fmt: skip
+def test_the_names_that_numpy_has_are_taken_too(expression):
+    model = Apply(eval(f"lambda x: {expression}", {"torch": torch}))
+    images = torch.rand(2, 3).double()
+    found = acert.interval_bounds(model, images, images)
+    torch.testing.assert_close(found.center, model(images))
+
+
+def test_differences_along_nothing_are_nothing():
+    box = Interval(torch.zeros(2, 0), torch.zeros(2, 0))
+    assert torch.diff(box, dim=1).shape == (2, 0)
+
+
+def test_least_squares_find_the_least():
+    """Newton's steps alone go back and forth between two points of some boxes."""
+    center = torch.tensor([[-1.45234, 0.444716, -0.613074]], dtype=torch.float64)
+    radius = torch.tensor([[0.0668, 0.991528, 0.85885]], dtype=torch.float64)
+    found = torch.std(Interval.ball(center, radius), 1).lower
+    grid = torch.cartesian_prod(*[torch.linspace(-1, 1, 101, dtype=torch.float64)] * 3)
+    least = (center + grid * radius).std(1).min()
+    assert 0.99 * least <= float(found) <= least

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
+from tests.rule_cases import Apply
 from torch import nn
 
 import acert
@@ -228,6 +229,36 @@ def test_accuracy_does_not_depend_on_the_arithmetic(seed):
         for arithmetic in ARITHMETICS
     ]
     assert torch.equal(wrong[0], wrong[1])
+
+
+@pytest.mark.parametrize("bounds", ["ibp", "crown"])
+@pytest.mark.parametrize("threshold", [-1.0, -3.0, 5.0])
+def test_the_step_at_the_threshold_of_softplus_is_not_rounded_to_float32(threshold, bounds):
+    """The smaller class is ahead by 1e-11 just behind the step, which no radius reaches into."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.Softplus(1.0, threshold), nn.Linear(1, 2)).double()
+    with torch.no_grad():
+        model[0].weight.fill_(1), model[0].bias.zero_()
+        model[2].weight.copy_(torch.tensor([[1.0], [0.0]]))
+        model[2].bias.copy_(torch.tensor([0.0, threshold + 1e-11], dtype=torch.float64))
+    image = torch.tensor([[threshold + 1e-3]], dtype=torch.float64)
+    radius = acert.certified_radius(
+        model, image, torch.tensor([0]), max_radius=0.1, domain=None, bounds=bounds
+    ).value
+    assert 0.0009 < float(radius) < 0.001
+    assert model(torch.full_like(image, threshold + 1e-12)).argmax(1) == 1
+
+
+def test_a_radius_that_hangs_on_comparisons_has_no_gradient():
+    model = nn.Sequential(Apply(lambda x: (x > 0.5).to(x.dtype)), nn.Linear(2, 2))
+    for frozen in (False, True):
+        model.requires_grad_(not frozen)
+        found = acert.certified_radius(
+            model, torch.rand(4, 2), max_radius=0.3, differentiable=True
+        ).value
+        assert found.requires_grad != frozen
+        if not frozen:
+            found.sum().backward()
+            assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
 def test_behind_the_threshold_of_softplus_the_prediction_is_the_models():

@@ -619,3 +619,21 @@ def test_a_graph_holds_the_proof(name):
     deployed = acert.CertifiedClassifier(model, max_radius=0.1, steps=2)
     graph = torch.export.export(deployed, (images,), strict=False).module()
     torch.testing.assert_close(graph(images), deployed(images))
+
+
+def test_attacks_see_packed_sequences_in_evaluation():
+    """Where `dropout` stands one further: the lengths come with them."""
+
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.GRU(4, 5, 2, dropout=0.5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x):
+            lengths = torch.full((len(x),), 3)
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            return self.head(self.layer(packed)[1][-1])
+
+    model, images = Packed(), torch.rand(2, 3, 4)
+    logits = evaluation_logits(model, images)
+    torch.testing.assert_close(logits, model.eval()(images))

@@ -419,6 +419,9 @@ class Interval:
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs) if kwargs else {}
+        for numpy, name in (("axis", "dim"), ("keepdims", "keepdim")):  # PyTorch takes both names
+            if numpy in kwargs:
+                kwargs[name] = kwargs.pop(numpy)
         # What torch.compile makes of `interval - tensor` and `interval / tensor`; and it does not
         # find the wrapped function of `tensor ** interval` in the table.
         if func is torch.Tensor.__rsub__:
@@ -639,6 +642,8 @@ def _ends_gradient(inputs: list[Interval], args: tuple[Any, ...]) -> bool:
         return False
     if torch.is_inference_mode_enabled() or not inputs[0].bound_pass.graded:
         return False
+    if any(isinstance(part, Mask) for part in args):  # its numbers have none, its input may
+        return True
     # Of what is not computed yet, a weight may have the only gradient.
     balls = (part for interval in inputs for part in interval.as_ball())
     return any(isinstance(part, Tensor) and part.requires_grad for part in (*balls, *args))

@@ -304,17 +304,20 @@ class _Evaluation(TorchFunctionMode):
         if func in _TRAINING_AT and not keeps_none:
             # What eager PyTorch hands on here is by keyword; when compiled, as it was called.
             at = _TRAINING_AT[func]
+            if func in _RECURRENT and isinstance(args[4], bool):
+                at += 1  # packed sequences come with their lengths
             args = args if len(args) <= at else (*args[:at], False, *args[at + 1 :])
             kwargs = kwargs if len(args) > at else kwargs | {"training": False}
         return func(*args, **kwargs)
 
 
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 # Where the argument `training` stands. Of recurrent layers it is the share that is dropped, where
 # False is 0: cuDNN has gradients only for those in training.
 _TRAINING_AT: dict[Any, int] = {
     F.batch_norm: 5,
     F.multi_head_attention_forward: 13,
-    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), 5),
+    **dict.fromkeys(_RECURRENT, 5),
     **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout), 2),
     F.feature_alpha_dropout: 2,
 }

@@ -177,7 +177,7 @@ def _softplus(step: Step, input: Interval, beta: float = 1.0, threshold: float =
 
     curve = Curve(
         function, lambda x: torch.sigmoid(beta * x), _constant(beta / 4), ulps=8,
-        drop=crossing * gap,
+        drop=crossing.to(input.upper) * gap,
     )  # fmt: skip
     _followed(step, input, curve)
 

@@ -331,7 +331,7 @@ def softplus(input: Interval, beta: float = 1.0, threshold: float = 20.0) -> Int
     if input.rounding is not None and threshold > math.log(input.rounding.largest):
         # A network's exp(beta x) is infinite before the threshold is met.
         highest = torch.where(upper * beta < math.log(input.rounding.largest), highest, math.nan)
-    return Interval(torch.where(beyond, lower, smooth(lower) - crossing * gap), highest)
+    return Interval(torch.where(beyond, lower, smooth(lower) - crossing.to(lower) * gap), highest)
 
 
 @rule(F.gelu, ulps=8)

@@ -19,7 +19,7 @@ from acert.bounds.interval import Interval, constant
 from acert.bounds.refusals import refuse
 from acert.bounds.rounding import OWN_UNIT, REAL, Rounding, own_gamma
 from acert.bounds.rules.affine import sizes_of
-from acert.bounds.rules.arithmetic import Operand, mul
+from acert.bounds.rules.arithmetic import Operand, add, mul, sub
 from acert.bounds.rules.elementwise import absolute, increasing
 from acert.bounds.rules.powers import power, square_root
 from acert.bounds.table import Function, rule
@@ -88,6 +88,19 @@ def linalg_norm(
         refuse(torch.linalg.norm, "`ord` must be None: write `torch.linalg.vector_norm`")
     length: Interval = _vector_norm(input, dim=dim, keepdim=keepdim, **options)
     return length
+
+
+@rule(F.pairwise_distance, torch.pairwise_distance, ulps=None, mixed=True)
+def pairwise_distance(
+    x1: Operand, x2: Operand, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Interval:
+    like = x1 if isinstance(x1, Interval) else x2
+    assert isinstance(like, Interval)
+    apart = sub(x1, x2).within(like.bound_pass)
+    distance: Interval = _vector_norm(
+        add(apart, eps).within(like.bound_pass), p, -1, keepdim
+    )  # as PyTorch writes it
+    return distance
 
 
 def _lp_pool(function: Function, average: Function, spatial: int) -> Any:

@@ -34,16 +34,23 @@ def least_squares(center: Tensor, radius: Tensor, *, safe: bool) -> Tensor:
     """The least sum of squared deviations from the mean in the box, or a little less.
 
     It is the least over all points of the sum of squared distances from the box's sides: convex, so
-    that its value and slope at any point bound it from below. Newton's steps seek the best point.
+    that its value and slope at any point bound it from below. Newton's steps seek the best point;
+    one that leads out of the points known to be on either side goes to their middle.
     With `safe` it holds whatever our own float64 rounding does.
     """
     count = center.shape[-1]
     shift = center - center.mean(-1, keepdim=True)
     with torch.no_grad():
         point = torch.zeros_like(shift[..., :1])
+        left = (shift - radius).amin(-1, keepdim=True)
+        right = (shift + radius).amax(-1, keepdim=True)
         for _ in range(_STEPS):
             pull = _beyond(shift - point, radius)
-            point = point + pull.sum(-1, keepdim=True) / (pull != 0).sum(-1, keepdim=True).clamp(1)
+            slope = pull.sum(-1, keepdim=True)
+            left, right = torch.where(slope > 0, point, left), torch.where(slope < 0, point, right)
+            point = point + slope / (pull != 0).sum(-1, keepdim=True).clamp(1)
+            inside = ((left < point) & (point < right)) | (slope == 0)
+            point = torch.where(inside, point, (left + right) / 2)
     distance = _beyond(shift - point, radius)
     squares = distance.square().sum(-1, keepdim=True)
     # The best point is the mean of some x, and so within mean(r) of the center's. No gradient: at

@@ -43,10 +43,10 @@ def diff(
     if len(parts) > 1:
         joined = joining(torch.cat)(parts, dim)
         input = joined.within(input.bound_pass)
-    last = input.shape[dim] - 1
+    last = max(0, input.shape[dim] - 1)
     later, earlier = (
         input.map(lambda x, start=start: x.narrow(dim, start, last)).within(input.bound_pass)  # type: ignore[misc]
-        for start in (1, 0)
+        for start in (min(1, input.shape[dim]), 0)
     )
     return sub(later, earlier)
 
@@ -126,6 +126,8 @@ def _variance(
 
 def _spread(function: Function, *, root: bool, mean: bool) -> Any:
     def spread(input: Interval, *args: Any, **kwargs: Any) -> Any:
+        if not input.ndim:
+            refuse(function, "it must have an axis")
         dims, correction, keepdim = _options(*args, **kwargs)
         dims = dims or range(input.ndim)
         count = math.prod([input.shape[dim] for dim in dims])
