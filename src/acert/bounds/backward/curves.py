@@ -53,14 +53,13 @@ def _followed(step: Step, input: Interval, curve: Curve) -> None:
     narrow = upper - lower < _NARROW
     tangent = curve.slope(middle)
     chord = (high - low) / torch.where(narrow, 1.0, upper - lower)
-    slopes = (tangent, torch.where(narrow, tangent, chord))
-    found = [_reach(lower, upper, slope, curve) for slope in slopes]
-    (most, least), (other_most, other_least) = found
-    value, other = (slope * middle for slope in slopes)
-    nearer = value + most <= other + other_most
-    above = torch.where(nearer, *slopes), torch.where(nearer, most, other_most)
-    nearer = value + least >= other + other_least
-    below = torch.where(nearer, *slopes), torch.where(nearer, least, other_least) - curve.drop
+    chord = torch.where(narrow, tangent, chord)
+    most, least = _reach(lower, upper, torch.stack((tangent, chord)), curve)
+    rise = (tangent - chord) * middle
+    first = rise + most[0] <= most[1]
+    above = torch.where(first, tangent, chord), torch.where(first, most[0], most[1])
+    first = rise + least[0] >= least[1]
+    below = torch.where(first, tangent, chord), torch.where(first, least[0], least[1]) - curve.drop
     size = torch.maximum(low.abs(), high.abs())
     steepest = torch.maximum(above[0].abs(), below[0].abs()).clamp(min=1)
     if step.rounding is not None:
@@ -78,11 +77,14 @@ def _followed(step: Step, input: Interval, curve: Curve) -> None:
         )  # fmt: skip
 
 
-def _reach(lower: Tensor, upper: Tensor, slope: Tensor, curve: Curve) -> tuple[Tensor, Tensor]:
-    """The largest and the smallest value of f(x) - slope x for lower <= x <= upper, or beyond."""
+def _reach(lower: Tensor, upper: Tensor, slopes: Tensor, curve: Curve) -> tuple[Tensor, Tensor]:
+    """The largest and smallest value of f(x) - slope x for lower <= x <= upper, or beyond these.
+
+    Of each of several `slopes`, the first axis.
+    """
 
     def at(x: Tensor) -> Tensor:
-        return curve.function(x) - slope * x
+        return curve.function(x) - slopes * x
 
     width = (upper - lower) / _PARTS
     before, value = lower, at(lower)
