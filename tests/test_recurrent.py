@@ -8,10 +8,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from flint import arb
 from tests import ball
 from tests.rule_cases import Apply, sampled
+from tests.test_transformers import flips
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -221,24 +221,6 @@ def test_a_layer_is_its_cell_step_by_step(cell):
 
 
 # -- sound ----------------------------------------------------------------------------------
-
-
-def flips(model, images, labels, radius, *, steps=20):
-    """How many predictions signed gradient steps inside the radius change, in both precisions."""
-    found = 0
-    for dtype in (torch.float32, torch.float64):
-        network = copy.deepcopy(model).to(dtype)
-        center, reach = images.to(dtype), radius.to(dtype).reshape(-1, 1, 1)
-        lower, upper = (center - reach).clamp(0, 1), (center + reach).clamp(0, 1)
-        points = lower + (upper - lower) * torch.rand_like(lower).round()
-        for step in range(steps):
-            points.requires_grad_()
-            logits = network(points)
-            found += int((logits.argmax(1) != labels).sum())
-            (gradient,) = torch.autograd.grad(-F.cross_entropy(logits, labels), points)
-            move = (upper - lower) * (0.5 * 0.85**step) * gradient.sign()
-            points = torch.clamp(points.detach() - move, lower, upper)
-    return found
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

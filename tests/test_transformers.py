@@ -101,7 +101,8 @@ def flips(model, images, labels, radius, *, steps=20):
     found = 0
     for dtype in (torch.float32, torch.float64):
         network = copy.deepcopy(model).to(dtype)
-        center, reach = images.to(dtype), radius.to(dtype).reshape(-1, 1, 1, 1)
+        center, reach = images.to(dtype), radius.to(dtype)
+        reach = reach.reshape(-1, *[1] * (images.ndim - 1))
         lower, upper = (center - reach).clamp(0, 1), (center + reach).clamp(0, 1)
         points = lower + (upper - lower) * torch.rand_like(lower).round()
         for step in range(steps):
