@@ -904,9 +904,10 @@ def test_a_gradient_needs_gradients():
 
 
 @pytest.mark.parametrize(
-    ("shape", "size"),
-    [((3, 32, 32), 32), ((1, 28, 28), 41), ((3, 64, 64), 16), ((1, 8, 8), 128), ((20,), 128)],
-)
-def test_a_batch_on_a_cpu_has_few_pixels(shape, size):
+    ("shape", "size", "by_crown"),
+    [((3, 32, 32), 32, 8), ((1, 28, 28), 41, 8), ((3, 64, 64), 16, 2), ((3, 224, 224), 16, 1),
+     ((1, 8, 8), 128, 8), ((20,), 128, 8)],
+)  # fmt: skip
+def test_a_batch_on_a_cpu_has_few_pixels(shape, size, by_crown):
     assert radius_module._default_batch(torch.zeros(1, *shape), "ibp") == size
-    assert radius_module._default_batch(torch.zeros(1, *shape), "crown-ibp") == 8
+    assert radius_module._default_batch(torch.zeros(1, *shape), "crown-ibp") == by_crown

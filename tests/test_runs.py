@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.rule_cases import Apply
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -768,9 +769,9 @@ def test_factories_are_initialised_as_the_experiment_says(tmp_path):
             "`images` must have 3 channels",
         ),
         (
-            nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.LPPool1d(1, 1)),
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Apply(torch.sinc)),
             UnsupportedOperation,
-            "lp_pool1d: it has no bound rule",
+            "torch.sinc: it has no bound rule",
         ),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU()),
@@ -1086,20 +1087,20 @@ def test_dropout_is_refused_with_bounds_and_only_there(tmp_path):
 
 
 def test_validation_of_what_has_no_bounds_is_refused_before_training(tmp_path):
-    model = nn.Sequential(nn.Linear(2, 8), nn.LPPool1d(1, 1), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Linear(2, 8), Apply(torch.sinc), nn.Linear(8, 3))
     words = {"method": Standard(), "max_radius": 0.1, "epochs": 1, "progress": False}
     words["out"] = tmp_path / "run"
-    with pytest.raises(UnsupportedOperation, match=r"validated.*lp_pool1d.*leave `validation` ou"):
+    with pytest.raises(UnsupportedOperation, match=r"validated.*sinc.*leave `validation` ou"):
         train(model, blobs(), validation=blobs(), **words)
     assert not words["out"].exists()
     train(model, blobs(), **words)
 
 
 def test_what_crown_has_no_rule_for_is_refused_before_training(tmp_path):
-    model = nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 3))
+    model = nn.Sequential(nn.Linear(2, 4), nn.Softmax(1), nn.Linear(4, 3))
     words = {"method": CrownIBP(), "max_radius": 0.1, "epochs": 2, "progress": False}
     words["out"] = tmp_path / "run"
-    with pytest.raises(UnsupportedOperation, match=r"with CROWN-IBP.*gelu.*other methods take"):
+    with pytest.raises(UnsupportedOperation, match=r"with CROWN-IBP.*softmax.*other methods take"):
         train(model, blobs(), **words)
     assert not words["out"].exists()
     train(model, blobs(), radius_schedule=FullRadius(), **words)
