@@ -126,7 +126,7 @@ NOT_HANDED_ON = re.compile(
 if torch.__version__ < "2.11":  # nor does it trace what PyTorch's Python does with these
     NOT_HANDED_ON = re.compile(
         NOT_HANDED_ON.pattern
-        + r"|[Pp]ad(\(|\dd)|RMSNorm|rms_norm|[Tt]hreshold\(\w|LPPool3|lp_pool3|"
+        + r"|[Pp]ad(\(|\dd)|RMSNorm|rms_norm|[Tt]hreshold\([-\w]|LPPool3|lp_pool3|"
         r"LocalResponse|local_response"
     )
 
