@@ -292,17 +292,14 @@ def _reduction(function: Callable[..., Tensor]) -> Any:
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
-        axis: Any = None,
-        keepdims: bool = False,
     ) -> Interval:
         if dtype not in (None, input.dtype):
             refuse(function, f"`dtype` must be that of its input; got {dtype}")
-        dims = axis if dim is None else dim
-        axes = dims if isinstance(dims, Sequence) else [] if dims is None else [dims]
+        axes = dim if isinstance(dim, Sequence) else [] if dim is None else [dim]
         axes = axes or range(input.ndim)  # PyTorch takes no axes for all of them
         return averaged(
             input,
-            lambda x: function(x, dim=tuple(axes), keepdim=keepdim or keepdims),
+            lambda x: function(x, dim=tuple(axes), keepdim=keepdim),
             summands=math.prod([input.shape[axis] for axis in axes]),
         )
 

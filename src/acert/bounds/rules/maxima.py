@@ -52,12 +52,8 @@ for _pool in (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3
 
 
 def _of_axes(function: Callable[..., Tensor]) -> Any:
-    def of_axes(
-        input: Interval, dim: Any = (), keepdim: bool = False, *, axis: Any = None,
-        keepdims: bool = False,
-    ) -> Interval:  # fmt: skip
-        dims = dim if axis is None else axis
-        return increasing(input, lambda x: function(x, dim=dims, keepdim=keepdim or keepdims))
+    def of_axes(input: Interval, dim: Any = (), keepdim: bool = False) -> Interval:
+        return increasing(input, lambda x: function(x, dim=dim, keepdim=keepdim))
 
     return of_axes
 

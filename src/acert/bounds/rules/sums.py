@@ -151,13 +151,11 @@ def _options(
     keepdim: bool = False,
     *,
     correction: float | None = None,
-    axis: Any = None,
 ) -> tuple[Sequence[int], float, bool]:
     """Axes, correction and `keepdim` of both forms: (dim, unbiased) and by `correction`."""
     if isinstance(dim, bool):  # the form without axes
         dim, unbiased = None, dim
-    dims = axis if dim is None else dim
-    axes = dims if isinstance(dims, Sequence) else [] if dims is None else [dims]
+    axes = dim if isinstance(dim, Sequence) else [] if dim is None else [dim]
     if correction is None:
         correction = 1 if unbiased is None or unbiased else 0
     return axes, correction, keepdim
