@@ -22,7 +22,10 @@ Line = tuple[Tensor, Tensor | None]  # slope, and the value at 0; None for 0
 
 
 def relaxed(step: Step, input: Interval, *, above: Line, below: Line) -> None:
-    """Replaces f(x), element by element, by lines above and below it; no slope exceeds 1."""
+    """Replaces f(x), element by element, by lines above and below it.
+
+    It pays for the rounding of slopes up to 1; whoever draws steeper ones pays for the rest.
+    """
     positive = step.A.clamp(min=0)
     # Not a second clamp: both would hand a gradient on to a coefficient of 0, as of a zero head.
     negative = step.A - positive
